@@ -13,6 +13,7 @@ import pytest
 
 from murmurate.cli import run_verbs
 from murmurate.cli.main import REFUSED
+from waiting import until
 
 _ASK = """
 import json, os, signal, sys, threading, time
@@ -117,7 +118,6 @@ def test_a_server_that_others_live_under_is_not_ended() -> None:
 _TRAINED = """
 import sys
 from murmurate.cli.main import main
-from waiting import until
 for recipe in ("cartpole-a2c", "pendulum-td3"):
     assert main(["train", recipe, "--launcher", "inline", *"OPTIONS".split(), "--out", recipe]) == 0
     assert main(["resume", recipe, "--updates", "4"]) == 0
