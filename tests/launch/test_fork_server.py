@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 
 from murmurate.cli import run_verbs
 from murmurate.cli.main import REFUSED
-from waiting import until
 
 _ASK = """
 import json, os, signal, sys, threading, time
@@ -82,33 +82,28 @@ def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bo
     assert run_verbs._launcher_is_local(tmp_path / "none") is False
 
 
+_REFUSED = """
+import sys
+from multiprocessing.forkserver import _forkserver
+from murmurate.cli import main, run_verbs
+begin = run_verbs.begin_fork_server
+def told(arguments):
+    begin(arguments)
+    print("server", _forkserver._forkserver_pid, flush=True)
+run_verbs.begin_fork_server = told
+sys.exit(main.main(["train", "nonsense-gala"]))
+"""
+
+
 def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
     with open(tmp_path / "said", "w") as said:  # a pipe would be waited for until the server has ended
-        process = subprocess.Popen(
-            [sys.executable, "-m", "murmurate", "train", "nonsense-gala"],
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-        assert process.wait() == REFUSED
-    until(lambda: process.pid not in map(_session, psutil.pids()), "an end of all its processes")
-    assert "nonsense" in (tmp_path / "said").read_text()
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
-
-
-def servers(command: int) -> list[psutil.Process]:
-    """The fork server of a command: a child with the same command line."""
-    try:
-        parent = psutil.Process(command)
-        return [child for child in parent.children() if child.cmdline() == parent.cmdline()]
-    except psutil.Error:
-        return []
+        command = [sys.executable, "-c", _REFUSED]
+        assert subprocess.run(command, stdout=said, stderr=said, check=False).returncode == REFUSED
+    text = (tmp_path / "said").read_text()
+    began = re.search(r"server (\d+)", text)
+    assert began is not None
+    assert not psutil.pid_exists(int(began[1]))
+    assert "nonsense" in text
 
 
 def test_a_server_that_others_live_under_is_not_ended() -> None:
