@@ -362,17 +362,18 @@ def test_an_export_that_computes_something_else_is_found(trained: MakeModel) -> 
         largest_error(program, lambda inputs: [1 - program(*inputs)[0], *program(*inputs)[1:]])
 
 
-def test_a_classifier_predicts_and_exports(tmp_path: Path) -> None:
+def test_a_classifier_predicts_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # what ~ stands for
     (tmp_path / "data").mkdir()
     run = dataclasses.replace(smallest("resnet20", tmp_path / "data"), launcher="inline", updates=2)
-    murmurate.train(run, out=tmp_path / "run", quiet=True)
-    model = murmurate.load(tmp_path / "run")
+    murmurate.train(run, out="~/run", quiet=True)
+    model = murmurate.load("~/run")
     images = np.random.default_rng(0).integers(0, 256, (3, *model.spec.observation_shape), np.uint8)
     probabilities = model.predict_proba(images)
     np.testing.assert_allclose(probabilities.sum(1), 1.0, rtol=1e-5)
     np.testing.assert_array_equal(model.predict(images), probabilities.argmax(1))
     np.testing.assert_allclose(model.predict_proba(images[0]), probabilities[0], rtol=1e-4)
-    written = model.export(tmp_path / "net.pt2")
+    written = model.export("~/net.pt2")
     assert (written.inputs, written.outputs) == (("observation",), ("probabilities",))
     beside = {"murmurate.json": ""}
     program = torch.export.load(tmp_path / "net.pt2", extra_files=beside).module()

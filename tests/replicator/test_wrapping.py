@@ -447,7 +447,7 @@ def test_what_cannot_be_wrapped_is_refused_and_stays_as_it_was(make, words):
 def test_an_optimizer_of_ones_own_that_steps_all_parameters_alike_is_wrapped():
     def script(loop, wrapped):
         net = tanh_net()
-        optimizer = DecaysAll(net.parameters())
+        optimizer = DecaysAll([{"params": []}, {"params": net.parameters()}])
         if wrapped:
             optimizer = loop.wrap_optimizer(optimizer, net)
         for x, y in pairs(3):

@@ -54,7 +54,7 @@ def load(
         Refusal: for another field of the world, and if there is no run, no checkpoint, or a checkpoint that
             does not fit the run.
     """
-    run_folder = Path(folder)
+    run_folder = Path(folder).expanduser()
     with replaced_by(env), keeping_threads():
         run = with_places(recipes.stored(run_folder), world or {})
         # loads the user's environment, which can be replaced by env only within this context
@@ -352,7 +352,7 @@ class TrainedModel:
             MissingExtra: for ``.onnx``, where its packages are not installed.
             RunFailed: if what was written computes something else; then there is no file.
         """
-        target = Path(path)
+        target = Path(path).expanduser()
         check_path(target)
         spec = self.spec
         metadata = {

@@ -107,7 +107,7 @@ def train(
     if (ranks := engine.dictated_replicas()) is not None:
         run = dataclasses.replace(run, replicas=ranks)
     _refuse_unpicklable(run, engine)
-    folder = new_folder(run.recipe) if out is None else Path(out)
+    folder = new_folder(run.recipe) if out is None else Path(out).expanduser()
     with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
         finish = session.train(run, folder, engine, recipes.stored)
     return _result(finish, folder, quiet)
@@ -153,7 +153,7 @@ def simulate(
         settings = cluster
     else:
         raise Refusal(f"cluster is {cluster!r}; it takes a mapping, or a murmurate.Cluster.")
-    folder = new_folder(f"{run.recipe}-simulated") if out is None else Path(out)
+    folder = new_folder(f"{run.recipe}-simulated") if out is None else Path(out).expanduser()
     with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
         finish = simulation.simulate(run, settings, folder, quiet)
     return _result(finish, folder, quiet)
@@ -181,7 +181,7 @@ def resume(
         RunFailed, KeyboardInterrupt, SystemExit: as ``train``.
     """
     refuse_import()
-    run_folder = Path(folder)
+    run_folder = Path(folder).expanduser()
     options = {"env_steps": env_steps, "updates": updates, "minutes": minutes, "launcher": launcher, **fields}
     new = {name: value for name, value in options.items() if value is not None}
 

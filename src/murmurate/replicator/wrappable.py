@@ -75,7 +75,7 @@ def _looks_at_shapes(optimizer: torch.optim.Optimizer) -> bool:
     """
     if type(optimizer).__module__.startswith("torch.optim"):
         return False
-    group = optimizer.param_groups[0]
+    group = next(group for group in optimizer.param_groups if group["params"])
     like, generator = group["params"][0], torch.Generator().manual_seed(0)
     values, gradients = torch.randn(2, 8, generator=generator).to(like)
     whole = [nn.Parameter(values.clone())]
