@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.fabric import ProcessChannel, ProcessFabric
 from murmurate.fabric.processes.run_state import RunState, TransferRequest
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
@@ -306,3 +307,32 @@ def test_a_message_that_is_forgotten_gives_its_slot_back(host: Callable[[int], H
         places.add(message.x.data_ptr())
         del message
     assert len(places) == 1
+
+
+@pytest.mark.parametrize("working", [True, False])
+def test_a_member_that_works_is_waited_for_beyond_the_deadline(
+    host: Callable[[int], Host], monkeypatch: pytest.MonkeyPatch, working: bool
+) -> None:
+    """As one that collects its first batch or validates; not so one that waits for others itself."""
+    machine = host(2)
+    (_, zero), (_, one) = machine.door(0), machine.door(1)
+    passed = 0
+
+    def next_deadline(condition: Callable[[], bool], deadline_seconds: float) -> bool:
+        nonlocal passed
+        if passed == 3:
+            one.mean_(full(3.0))
+        else:
+            machine.run_state.heartbeat(1, working)
+        passed += not condition()
+        return condition()
+
+    monkeypatch.setattr(zero, "_wait", next_deadline)
+    x = full(1.0)
+    if working:
+        assert (zero.mean_(x), passed) == (2, 3)
+        assert torch.equal(x, full(2.0))
+    else:
+        with pytest.raises(FabricError, match=r"waited 20 s for rank\(s\) \[1\] in round 1 .* do not answer"):
+            zero.mean_(x)
+        assert passed == 1

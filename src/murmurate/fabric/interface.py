@@ -125,7 +125,8 @@ class Collective(Protocol):
         """Replace ``x`` [N] by its mean over the living members; return how many took part.
 
         The result is bitwise the same on every member; with one member, ``x`` stays as it is. Raises
-        ``FabricError``, naming the silent members, if a living one does not take part before the deadline.
+        ``FabricError``, naming the silent members, if a living one does not take part before the deadline
+        (which a fabric may renew while that member shows that it works).
         """
         ...
 

@@ -276,8 +276,12 @@ class ProcessChannel:
             awaited = self._partners & self._membership.alive()
             return bool((self._rounds[awaited] >= number).all())
 
-        if not self._wait(complete, self.deadline_seconds):
+        work = self._membership.work()
+        while not self._wait(complete, self.deadline_seconds):
             late = [r for r in self.living() if self._partners[r] and self._rounds[r] < number]
+            before, work = work, self._membership.work()
+            if (work[late] > before[late]).any():
+                continue  # one still collects a batch or validates, whereas members in a deadlock only wait
             raise FabricError(
                 f"rank {self._fabric_rank(self.rank)} waited {self.deadline_seconds:g} s for rank(s) "
                 f"{[self._fabric_rank(r) for r in late]} in round {number} "

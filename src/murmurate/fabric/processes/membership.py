@@ -93,4 +93,10 @@ class ChannelMembership:
         return self._run_state.incarnation(int(self.ranks[rank]))
 
     def heartbeat(self) -> None:
-        self._run_state.heartbeat(self._membership.rank)
+        """A sign of life of this member while it waits for others."""
+        self._run_state.heartbeat(self._membership.rank, working=False)
+
+    def work(self) -> npt.NDArray[np.int64]:
+        """Grows for each member while it works, and not while it waits, [size]."""
+        work: npt.NDArray[np.int64] = self._run_state.work()[self.ranks]
+        return work

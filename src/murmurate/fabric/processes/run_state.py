@@ -21,8 +21,8 @@ _STOP, _CHECKPOINT, _EPOCH, _TRANSFER, _SNAPSHOT = range(5)  # cells of the head
 _HEADER = 8  # cells reserved for the header
 # rows of the table, which has one column for each rank
 _ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _INCARNATION = range(6)
-_HEARTBEAT, _PACE, _READY, _SENT, _ENTERED, _SKIPPED = range(6, 12)
-_ROWS = 12
+_HEARTBEAT, _PACE, _READY, _SENT, _ENTERED, _SKIPPED, _WORK = range(6, 13)
+_ROWS = 13
 LAUNCHER_ROWS = (_ALIVE, _INCARNATION)
 MEMBER_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHER_ROWS)
 _BITS = 11  # of each field of a packed ``TransferRequest``
@@ -88,9 +88,13 @@ class RunState:
         """Set a count from a checkpoint, without a heartbeat: the replica is still being built."""
         self._rows[_ENV_STEPS, rank] = env_steps
 
-    def heartbeat(self, rank: int) -> None:
-        """Show that this process is neither stopped nor stuck: call it while working and while waiting."""
+    def heartbeat(self, rank: int, working: bool = True) -> None:
+        """Show that this process is neither stopped nor stuck: call it while working and while waiting.
+
+        working: whether it makes progress of its own; False while it waits for others or for a disk.
+        """
         self._rows[_HEARTBEAT, rank] += 1
+        self._rows[_WORK, rank] += working
 
     def set_pace(self, rank: int, seconds: float) -> None:
         """Publish how long this member's rounds take: ``seconds`` is a high quantile."""
@@ -196,6 +200,11 @@ class RunState:
     def beats(self, rank: int) -> int:
         return int(self._rows[_HEARTBEAT, rank])
 
+    def work(self) -> npt.NDArray[np.int64]:
+        """How many heartbeats each member has sent while it worked, [size]: a copy."""
+        copied: npt.NDArray[np.int64] = self._rows[_WORK].copy()
+        return copied
+
     def pace(self, rank: int) -> float:
         """What ``set_pace`` has published, in seconds; 0 before."""
         return float(self._rows[_PACE, rank]) * 1e-6
@@ -264,7 +273,7 @@ def sending_heartbeats(run_state: RunState, rank: int) -> Iterator[None]:
 
     def send() -> None:
         while not done.wait(_HEARTBEAT_SECONDS):
-            run_state.heartbeat(rank)
+            run_state.heartbeat(rank, working=False)
 
     threading.Thread(target=send, daemon=True).start()
     try:
