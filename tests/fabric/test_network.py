@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from murmurate.fabric.network import pending
 from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
 from murmurate.fabric.network.register import UNREAD_LIMIT
+from murmurate.fabric.processes.run_state import RunState
 from waiting import DEADLINE_SECONDS, until
 
 
@@ -230,3 +232,34 @@ def test_what_was_sent_before_the_close_still_arrives_and_nothing_is_left_behind
         closing.join(20)
         assert not closing.is_alive()
     until(lambda: not [t for t in set(threading.enumerate()) - before if t.is_alive()])
+
+
+@pytest.mark.parametrize("working", [True, False])
+def test_a_member_that_works_is_waited_for_beyond_the_deadline(working, monkeypatch):
+    run_state = RunState(2)
+    run_state.open()
+    with members(2, run_state=run_state) as fabrics, ThreadPoolExecutor(1) as pool:
+        here, there = channels(fabrics)
+        y, late, passed = fill(3), [], 0
+        wait = fabrics[0].endpoint.wait
+
+        def next_deadline(condition, deadline_seconds):
+            nonlocal passed
+            if passed == 3:
+                late.append(pool.submit(there.mean_, y))
+                monkeypatch.undo()
+                return wait(condition, DEADLINE_SECONDS)
+            run_state.heartbeat(1, working)
+            passed += 1
+            return condition()
+
+        monkeypatch.setattr(fabrics[0].endpoint, "wait", next_deadline)
+        x = fill(1)
+        if working:
+            assert (here.mean_(x), late[0].result(DEADLINE_SECONDS)) == (2, 2)
+            assert torch.equal(x, fill(2))
+            assert torch.equal(y, fill(2))
+        else:
+            with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1"):
+                here.mean_(x)
+            assert passed == 2  # the deadline, and the time that the leader's message may take

@@ -144,7 +144,7 @@ class NetworkCollectives:
                 self._advance(number, part, leaders)
                 return self._has_result(number) or number in state.failed or bool(self._mismatch)
 
-            if not endpoint.wait(done, end - time.monotonic()):
+            if not endpoint.wait_for(state.members, done, end):
                 self._expire(number)
                 endpoint.wait(done, _GRACE_SECONDS)
             if self._mismatch or not self._has_result(number):

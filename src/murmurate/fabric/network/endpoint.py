@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from murmurate.buffers import Pool
@@ -289,6 +289,20 @@ class Endpoint:
                 return True
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
         return False
+
+    def wait_for(self, ranks: Collection[int], condition: Any, end: float) -> bool:
+        """``wait`` until ``end``, and for another deadline whenever one of ``ranks`` has worked meanwhile."""
+        work = self._work(ranks)
+        while not self.wait(condition, end - time.monotonic()):
+            before, work = work, self._work(ranks)
+            if work == before:
+                return False
+            end += self.deadline_seconds
+        return True
+
+    def _work(self, ranks: Collection[int]) -> int:
+        """Grows while one of ``ranks`` works, unlike while it waits for others."""
+        return 0 if self._run_state is None else int(self._run_state.work()[list(ranks)].sum())
 
     def dead(self, rank: int) -> bool:
         """Whether ``rank`` is known to be dead, and all that it sent has arrived."""
