@@ -21,7 +21,7 @@ from murmurate.ranges import Range
 
 # most combinations of an action's parts for which a message suggests ``--world.joint-actions``
 _MOST_JOINED = 65_536
-Metric = Tensor | float | Callable[[], Tensor | float]
+Metric = Tensor | float | None | Callable[[], Tensor | float]
 
 
 @dataclass(frozen=True)
@@ -326,6 +326,7 @@ class Outcome:
     """The result of one call of ``learn``.
 
     metrics: by name; tensors are read, and functions called, only at the updates whose metrics are recorded.
+        None stands for what was not measured, which is not recorded.
     priorities: [B], new priorities of the batch's transitions, for the replay from which they were drawn.
     """
 
@@ -333,8 +334,12 @@ class Outcome:
     priorities: Tensor | None = None
 
     def read_metrics(self) -> dict[str, Tensor | float]:
-        """The metrics, with each function replaced by the value that it returns."""
-        return {name: value() if callable(value) else value for name, value in self.metrics.items()}
+        """The metrics that were measured, with each function replaced by the value that it returns."""
+        return {
+            name: value() if callable(value) else value
+            for name, value in self.metrics.items()
+            if value is not None
+        }
 
 
 @dataclass(frozen=True)

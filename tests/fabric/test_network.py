@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -263,3 +264,22 @@ def test_a_member_that_works_is_waited_for_beyond_the_deadline(working, monkeypa
             with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1"):
                 here.mean_(x)
             assert passed == 2  # the deadline, and the time that the leader's message may take
+
+
+def test_a_member_that_goes_on_with_other_rounds_is_not_waited_for():
+    """It works, but has left this one out: packets between them are lost, for example."""
+    run_state = RunState(2)
+    run_state.open()
+    with members(2, run_state=run_state, deadline_seconds=0.2) as fabrics:
+        here, _ = channels(fabrics)
+        updates = itertools.count(1)
+
+        def alone(condition):
+            run_state.advance(1, env_steps=0, clock=next(updates))
+            return condition()
+
+        wait = fabrics[0].endpoint.wait
+        fabrics[0].endpoint.wait = lambda condition, *rest: wait(lambda: alone(condition), *rest)
+        with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1"):
+            here.mean_(fill(1))
+        fabrics[0].endpoint.wait = wait

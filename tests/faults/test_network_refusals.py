@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fabric.networked import RUN, SECRET, N, at_once, board, channels, fill, members
+from fabric.networked import RUN, SECRET, Cable, Detour, N, at_once, board, channels, fill, members
 from murmurate.errors import MissingExtra
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import listener
@@ -202,6 +202,7 @@ class TestOfAMember:
 
     def test_ten_gigabytes_for_a_channel_that_no_member_has_made(self, scene, caplog):
         rogue, before = scene[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        scene[0].endpoint.deadline_seconds = 0.5  # how long the message waits for its channel
         message = rogue.message(1)
         message.channel = digest("unmade")
         refuses(scene, caplog, "length", lambda: rogue.send(message, length=10 * 2**30))
@@ -444,6 +445,27 @@ def test_an_invalid_record_is_refused(text):
 def test_a_member_that_does_not_arrive_is_named():
     with pytest.raises(FabricError, match=r"rank 0 waited 0\.2 s for rank 1 at the rendezvous"):
         NetworkFabric(0, 2, dist.HashStore(), run_id=RUN, deadline_seconds=0.2)
+
+
+@pytest.mark.parametrize("way", ["cut", "close"])
+def test_members_without_a_connection_between_them_are_refused_at_the_start(way):
+    """Packets to the address of rank 0 are dropped, or nothing listens there: both would train alone."""
+    store = dist.HashStore()
+    detour = Detour(store)
+    detour.cable = Cable(0)
+    getattr(detour.cable, way)()
+
+    def start(rank, where):
+        with pytest.raises(FabricError, match=r"no connection to rank\(s\) \d .*MURMURATE_ADDRESS") as caught:
+            NetworkFabric(
+                rank, 2, where, run_id=RUN, secret=SECRET, deadline_seconds=1.0, silence_seconds=1.0
+            )
+        return str(caught.value)
+
+    here, there = at_once(lambda: start(0, store), lambda: start(1, detour))
+    detour.cable.close()
+    assert here.startswith("rank 0 has no connection to rank(s) 1 (127.0.0.1 port ")
+    assert there.startswith(f"rank 1 has no connection to rank(s) 0 (127.0.0.1 port {detour.cable.port})")
 
 
 def test_the_missing_package_is_named_with_its_extra(monkeypatch):

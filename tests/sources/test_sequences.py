@@ -71,6 +71,14 @@ def test_on_policy_draws_are_of_the_latest_batch_only() -> None:
         source.close()
 
 
+def test_older_batches_are_for_agents_that_weigh_them() -> None:
+    _, run = opened(config := dataclasses.replace(CONFIG, keep_batches=2))
+    with pytest.raises(Refusal, match=r"arm learns on-policy.*--agent.importance-clip 1"):
+        config.check(run)
+    _, run = opened(config, importance_clip=1.0)
+    config.check(run)
+
+
 @pytest.mark.parametrize("after", [0, 2, 3, 7])
 def test_saved_and_loaded_equals_uninterrupted(after: int) -> None:
     source, _ = opened(importance_clip=1.0)

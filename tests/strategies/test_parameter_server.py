@@ -53,6 +53,8 @@ def test_the_schedule_counts_all_updates_at_the_centre_and_at_the_clients():
     assert company.step(0, 1.0)[0] == -1.0  # own step at k = 0
     assert company.step(0, 1.0)[0] == -2.0  # the fold, at k = 0
     assert company.step(0, 1.0)[0] == -2.25  # own step at k = 2
+    client = company.bound_replicas[0].replica
+    assert client.optimizer.param_groups[0]["lr"] == 0.25  # which agents record
     assert company.step(1, 1.0)[0] == -1.0  # it knows of no fold yet
     assert company.step(1, 1.0)[0] == -2.5  # the fold, at k = 2
     assert company.step(0, 1.0)[0] == -2.625  # the fold, at k = 4

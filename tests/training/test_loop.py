@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -109,6 +110,25 @@ def test_what_happens_before_the_first_update_is_recorded_at_once(tmp_path: Path
 
     learn(a_run("solo", replicas=1), tmp_path, act=wait_for_a_batch)
     assert recorded == [["actor died"]]
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd", "synchronous-elastic", "synchronous-gossip"])
+def test_a_stop_within_a_round_that_takes_long_and_a_resume_there(strategy: str, tmp_path: Path) -> None:
+    run = a_run(updates=110, record_every_seconds=1e9, simulators=1)
+    run = dataclasses.replace(run, strategy=dataclasses.replace(strategies()[strategy](), period=103))
+
+    def stop_soon(loop: TrainingLoop) -> None:
+        loop.context.between_steps = loop.context.run_state.request_stop  # type: ignore[method-assign]
+        loop.run_to_end()
+
+    assert [x.batches for x in learn(run, tmp_path / "a", act=stop_soon)] == [100, 100]
+    folder = tmp_path / "a" / "checkpoints"
+    checkpoint.commit(folder, staging(tmp_path / "a", FINAL), {"env_steps": 0, "seconds": 0.0, "replicas": 2})
+    restored = [Restored.read(folder / "last", rank, rank) for rank in range(2)]
+    resumed, whole = learn(run, tmp_path / "a", restored), learn(run, tmp_path / "b")
+    for one, other in zip(resumed, whole, strict=True):
+        assert one.batches == other.batches == 110
+        assert torch.equal(one.learner.replica.params, other.learner.replica.params)
 
 
 def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:

@@ -161,14 +161,13 @@ class A2CAgent(OneReplica):
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss)
         self.statistics.include(data.observation)
-        gradient_norm = self.replica.gradient_norm
         return Outcome(
             {
                 "loss": loss.detach(),
                 "policy_loss": policy_loss.detach(),
                 "value_loss": critic_loss.detach(),
                 "entropy": bonus.detach(),
-                "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
+                "gradient_norm": self.replica.gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             }
         )

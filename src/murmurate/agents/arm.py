@@ -181,7 +181,6 @@ class ARMAgent(OneReplica):
         self._update_statistics(data.observation[0])
         self.target.after_update(exchange.staleness, self.replica.common_rounds)
         advantage = (q_plus - value[:, None]).detach()
-        gradient_norm = self.replica.gradient_norm
         return Outcome(
             {
                 "loss": loss.detach(),
@@ -192,7 +191,7 @@ class ARMAgent(OneReplica):
                 "entropy": lambda: _entropy(regret_matching(advantage)),
                 "importance_weight": lambda: 1.0 if weights is None else weights[0].mean(),
                 "iterations": float(self.iterations),
-                "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
+                "gradient_norm": self.replica.gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             }
         )

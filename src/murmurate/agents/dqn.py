@@ -207,14 +207,14 @@ class DQNAgent(OneReplica):
         for target in (self.target, self.agreed):
             if target is not None:
                 target.after_update(exchange.staleness, self.replica.common_rounds)
-        gradient_norm, value = self.replica.gradient_norm, value.detach()
+        value = value.detach()
         return Outcome(
             {
                 "loss": step.loss.detach(),
                 "q_mean": value.mean,
                 "td_error": lambda: step.error.abs().mean(),
                 "epsilon": self._greatest_epsilon,
-                "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
+                "gradient_norm": self.replica.gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             },
             priorities=step.error,

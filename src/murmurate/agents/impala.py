@@ -158,7 +158,6 @@ class IMPALAAgent(OneReplica):
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss * data.reward.numel())  # the paper sums over steps and trajectories
         self._update_statistics(data.observation.flatten(0, 1))
-        gradient_norm = self.replica.gradient_norm
         return Outcome(
             {
                 "loss": loss.detach(),
@@ -168,7 +167,7 @@ class IMPALAAgent(OneReplica):
                 "rho_mean": lambda: rho.mean(),
                 # a margin, so that ratios above 1 by rounding alone do not count
                 "rho_clipped": lambda: (rho > (1 + 1e-3) * c.rho_bar).float().mean(),
-                "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
+                "gradient_norm": self.replica.gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             }
         )

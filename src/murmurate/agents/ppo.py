@@ -189,7 +189,8 @@ class PPOAgent(OneReplica):
         for _ in range(self.config.epochs):
             for minibatch in self._minibatches(data, advantage, generator):
                 for name, value in self._update(minibatch).items():
-                    totals[name] = totals.get(name, 0.0) + value
+                    if value is not None:
+                        totals[name] = totals.get(name, 0.0) + value
         self.statistics.include(data.observation)
         return Outcome(
             {name: total / self.config.updates(1) for name, total in totals.items()}
@@ -236,7 +237,7 @@ class PPOAgent(OneReplica):
             first_memory = None if memory is None else memory[indices]
             yield _Minibatch(first_memory, *(x.index_select(1, indices) for x in tensors))
 
-    def _update(self, m: _Minibatch) -> dict[str, Tensor]:
+    def _update(self, m: _Minibatch) -> dict[str, Tensor | None]:
         """One update; returns its metrics."""
         c = self.config
         policy, value, _ = self.net.unroll(m.observation, m.memory, m.first)
@@ -252,7 +253,6 @@ class PPOAgent(OneReplica):
         bonus = entropy.mean()
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss)
-        gradient_norm = self.replica.gradient_norm
         with torch.no_grad():
             log_ratio = log_prob - m.old_log_prob
             return {
@@ -263,7 +263,7 @@ class PPOAgent(OneReplica):
                 # an estimate of KL(old || new) that is never negative (Schulman 2020)
                 "kl": (torch.expm1(log_ratio) - log_ratio).mean(),
                 "clipped_share": ((log_ratio.exp() - 1.0).abs() > c.ratio_clip).float().mean(),
-                "gradient_norm": loss.new_tensor(math.nan) if gradient_norm is None else gradient_norm,
+                "gradient_norm": self.replica.gradient_norm,
             }
 
     def state(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from murmurate.errors import RunFailed
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.run import Run
+from murmurate.training.worker_context import seconds_to_decision
 
 STOP_DEADLINE_SECONDS = 75.0
 ALL_DIED = "all replicas died. See logs/ in the run folder."
@@ -25,9 +26,9 @@ def stop_deadline(run: Run) -> float:
 
 
 def allowed_seconds(coordinator: Coordinator) -> float:
-    """Seconds from a request to stop until members are killed. They notice it between two batches."""
-    pace = coordinator.run_state.longest_pace()
-    return stop_deadline(coordinator.run) + coordinator.saving_seconds + pace
+    """Seconds from a request to stop until members are killed."""
+    until_noticed = seconds_to_decision(coordinator.run, coordinator.run_state)
+    return stop_deadline(coordinator.run) + coordinator.saving_seconds + until_noticed
 
 
 def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[int]:

@@ -61,7 +61,8 @@ class TargetNetwork(Generic[Net]):
             return False
         moves = self.since // self.every  # more than one where a round is longer
         self._blend(self.polyak if moves == 1 else 1 - (1 - self.polyak) ** moves)
-        self.since = 0
+        # a moving average keeps its pace over rounds of any length; copies are a round's end or more apart
+        self.since = 0 if self.polyak == 1 else self.since % self.every
         return True
 
     def move(self) -> None:

@@ -323,9 +323,7 @@ class Replica:
         else:
             if self.clip is not None:
                 self.gradient_norm = clip_(self._storage_grad, self.clip, self.name, self.clock)
-            if self.schedule is not None:
-                for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True):
-                    group["lr"] = rate
+            self._set_rates()
             make_step(self.optimizer)
         if before is not None:
             self.update_norm = torch.linalg.vector_norm(self.values() - before)
@@ -337,13 +335,13 @@ class Replica:
 
         For clients of a parameter server between two pulls. Counts as an update.
         """
-        rates = self._rates()
-        for (start, stop), rate in zip(self.group_bounds, rates, strict=True):
+        for (start, stop), rate in zip(self.group_bounds, self._rates(), strict=True):
             self._storage[start:stop].add_(self._storage_grad[start:stop], alpha=-rate)
         self.tick()
 
     def tick(self) -> None:
         """Count an update that was made without ``update``."""
+        self._set_rates()  # for those who record them
         self.clock += 1
 
     def steps_taken(self) -> int:
@@ -359,6 +357,11 @@ class Replica:
         self._initial_lr = [rate * factor for rate in self._initial_lr]
         for group in self.optimizer.param_groups:
             group["lr"] *= factor
+
+    def _set_rates(self) -> None:
+        if self.schedule is not None:
+            for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True):
+                group["lr"] = rate
 
     def _rates(self) -> list[float]:
         factor = 1.0 if self.schedule is None else self.schedule(self.steps_taken())

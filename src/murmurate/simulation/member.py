@@ -20,7 +20,7 @@ from murmurate.training.members import learner_of, open_source
 from murmurate.training.rejoin import state_to_load
 from murmurate.training.restore import replicator_of
 from murmurate.training.run import Run
-from murmurate.training.worker_context import DRAIN_SECONDS, FINAL_REQUEST
+from murmurate.training.worker_context import BATCHES_TO_DECISION, DRAIN_SECONDS, FINAL_REQUEST
 
 
 class RunControl(Protocol):
@@ -117,8 +117,9 @@ class SimulatedLearner:
             if sleep_seconds:
                 self.member.compute(sleep_seconds)
                 self.timer.lap(None)
-            if self._round_ended():
-                if self._barrier is not None and control.joiners_waiting(self):
+            if self._may_decide():
+                between_rounds = self.replicator.between_rounds
+                if self._barrier is not None and between_rounds and control.joiners_waiting(self):
                     self._barrier.mean_(torch.zeros(1))  # barrier: every learner has finished the same round
                     control.admit_joiners(self)
                 if control.is_over(self):
@@ -144,10 +145,11 @@ class SimulatedLearner:
         """Called when this incarnation has died or finished learning: ``costs`` then stays the same."""
         self._final_costs = self.costs()
 
-    def _round_ended(self) -> bool:
+    def _may_decide(self) -> bool:
+        """As ``TrainingLoop._may_decide``."""
         if not self.synchronous or self.updates >= (self.run.updates or math.inf):
             return True
-        return self.replicator.between_rounds
+        return self.replicator.between_rounds or self.batches % BATCHES_TO_DECISION == 0
 
 
 class Centre:

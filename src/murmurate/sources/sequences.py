@@ -41,7 +41,8 @@ class SequenceSourceConfig(SourceConfig):
     collect_env_steps: env steps that a learner collects with one policy (one batch of env steps), rounded up
         to a multiple of ``simulators``.
     minibatches: number of minibatches drawn after each batch of env steps.
-    keep_batches: number of latest batches of env steps that minibatches are drawn from; 1 is on-policy.
+    keep_batches: number of latest batches of env steps that minibatches are drawn from; 1 is on-policy, and
+        more are for agents with importance weights.
     saved: whether checkpoints contain these steps; otherwise a resumed run begins with a new batch.
         ``resume`` may change it.
     """
@@ -62,6 +63,13 @@ class SequenceSourceConfig(SourceConfig):
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)
+        requires: Any = run.learner.requires
+        if self.keep_batches > 1 and "probability" not in requires.behaviour:
+            raise Refusal(
+                f"the agent {run.learner.name} learns on-policy, from the latest batch of env steps alone. "
+                "Leave --keep-batches at 1, or have it weigh older steps by importance, as ARM does with "
+                "--agent.importance-clip 1."
+            )
         if run.env_steps is None:
             return
         least = self.steps * self.simulators

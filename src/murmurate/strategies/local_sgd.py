@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel
-from murmurate.ranges import NonNegativeFloat, Range, UnitInterval
+from murmurate.ranges import NonNegativeFloat, PositiveInt, UnitInterval
 from murmurate.replica.optimizer_state import construct, make_step
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import Behaviour, Strategy
@@ -35,7 +35,7 @@ class LocalSGD(Strategy):
     Optimizer moments stay local.
     """
 
-    period: Annotated[int, Range(1, 10_000)] = 10  # bounded because a run stops only at an averaging
+    period: PositiveInt = 10
     outer_learning_rate: NonNegativeFloat | None = None
     outer_momentum: UnitInterval = 0.0
     outer_nesterov: bool = False

@@ -28,7 +28,7 @@ from murmurate.training.interrupts import SecondInterrupt
 from murmurate.training.place import FollowedFolder
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
-from murmurate.training.worker_context import FINAL, Resume, staging
+from murmurate.training.worker_context import FINAL, Resume, seconds_to_decision, staging
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
 _EVALUATION_DEADLINE_SECONDS = 600.0  # the longest wait, at the end, for a running evaluation
@@ -258,8 +258,9 @@ class Coordinator:
             message = f"checkpoint {self._pending} is skipped: deltas to {names} did not arrive in time"
             self.event("checkpoint skipped", message, member=late_ranks[0])
             self._end_pending()
-        # members answer between two batches, and may wait for messages that others send between two
-        allowed = _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds + 3 * self.run_state.longest_pace()
+        # they may also wait for messages that others send between two batches
+        waits = seconds_to_decision(self.run, self.run_state) + 2 * self.run_state.longest_pace()
+        allowed = _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds + waits
         if self._pending and time.monotonic() - self._requested_at > allowed:
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
             self._end_pending()

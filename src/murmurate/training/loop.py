@@ -30,6 +30,7 @@ from murmurate.training.restore import refusing_misfits, replicator_of
 from murmurate.training.run import Run
 from murmurate.training.schedules import SharedSchedules
 from murmurate.training.worker_context import (
+    BATCHES_TO_DECISION,
     FINAL,
     FINAL_REQUEST,
     Restored,
@@ -225,10 +226,10 @@ class TrainingLoop:
 
     def _may_decide(self) -> bool:
         """Whether this member may decide to stop or save. Synchronous members may do so only where all have
-        the same clock: at the end of a round, or after the run's last update."""
+        the same clock: at the end of a round, after so many batches, or after the run's last update."""
         if not self.synchronous or self.updates >= (self.run.updates or math.inf):
             return True
-        return self.replicator.between_rounds
+        return self.replicator.between_rounds or self.batches % BATCHES_TO_DECISION == 0
 
     def _agree_on_requests(self) -> tuple[bool, int, int]:
         """(stop?, newest checkpoint request, total env steps), the same on all synchronous members."""
@@ -254,6 +255,7 @@ class TrainingLoop:
         transfer = min(int(a[3]) for a in answers.values())
         if (
             self.state_transfer is not None
+            and self.replicator.between_rounds
             and requests[1] <= self.saved_request
             and not self._is_over(requests)
         ):

@@ -16,9 +16,12 @@ from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import FINAL_DRAIN
 from murmurate.training.checkpoint import read_manifest, read_part, read_replays
 from murmurate.training.rejoin import Admission
+from murmurate.training.run import Run
 
 FINAL = "final"  # name of the final checkpoint's staging folder
 FINAL_REQUEST = FINAL_DRAIN  # number of its request
+# synchronous members stop and save after so many batches at the latest, if their rounds take more
+BATCHES_TO_DECISION = 100
 DRAIN_SECONDS = 10.0  # how long members wait for deltas in flight before a checkpoint, at least
 
 
@@ -26,6 +29,13 @@ def drain_seconds(run_state: RunState) -> float:
     """The longest wait for deltas in flight before a checkpoint: members send their last ones between two
     batches, so some may send them a batch later than others."""
     return max(DRAIN_SECONDS, 2 * run_state.longest_pace())
+
+
+def seconds_to_decision(run: Run, run_state: RunState) -> float:
+    """How long a member may go on learning until it answers a request to stop or save: for a batch or, where
+    members decide together, for a round."""
+    batches = BATCHES_TO_DECISION if run.strategy.synchronous and run.replicas > 1 else 1
+    return batches * run_state.longest_pace()
 
 
 @dataclass

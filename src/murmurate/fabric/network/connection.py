@@ -309,8 +309,8 @@ class PeerConnection:
             return
         try:
             self.adopt(dial(self._owner.credentials, self.record, self.received, _DIAL_SECONDS))
-        except ConnectionRefusedError:
-            if not self._replace_if_restarted():
+        except ConnectionRefusedError:  # before the first connection the address may simply be wrong
+            if not self._replace_if_restarted() and self.times_connected:
                 self._note_alive(False)
         except FrameRejected as refusal:
             with self._owner.lock:

@@ -100,10 +100,20 @@ class Endpoint:
                 self.connections[rank] = PeerConnection(self, peer_record)
             for connection in self.connections.values():
                 connection.start()
-            # a peer to which there is no connection after this wait counts as silent
-            self.wait(
-                lambda: all(x.connected for x in self.connections.values()), min(self.deadline_seconds, 10.0)
-            )
+            self.wait(lambda: not self._never_connected(), self.deadline_seconds)
+            if peers := self._never_connected():  # going on without them, each side would train alone
+                where = ", ".join(f"{p.peer} ({p.record.address} port {p.record.port})" for p in peers)
+                raise FabricError(
+                    f"rank {self.rank} has no connection to rank(s) {where} after "
+                    f"{self.deadline_seconds:g} s. "
+                    "Hosts must reach each other at these addresses: open their ports, or name each host's "
+                    "address by MURMURATE_ADDRESS."
+                )
+
+    def _never_connected(self) -> list[PeerConnection]:
+        return [
+            x for rank, x in self.connections.items() if not (x.times_connected or self._is_marked_dead(rank))
+        ]
 
     def _await_record(self, rank: int, end: float) -> PeerRecord:
         problem, refused = "it did not arrive", False
@@ -291,18 +301,20 @@ class Endpoint:
         return False
 
     def wait_for(self, ranks: Collection[int], condition: Any, end: float) -> bool:
-        """``wait`` until ``end``, and for another deadline whenever one of ``ranks`` has worked meanwhile."""
-        work = self._work(ranks)
+        """``wait`` until ``end``, and for another deadline whenever one of ``ranks`` has worked meanwhile.
+
+        Members that make updates do not count: they may have left this one behind.
+        """
+        state, ranks = self._run_state, list(ranks)
+        if state is None:
+            return self.wait(condition, end - time.monotonic())
+        work = {(rank, state.clock(rank)): state.work()[rank] for rank in ranks}
         while not self.wait(condition, end - time.monotonic()):
-            before, work = work, self._work(ranks)
-            if work == before:
+            before, work = work, {(rank, state.clock(rank)): state.work()[rank] for rank in ranks}
+            if not any(work[x] > before.get(x, work[x]) for x in work):
                 return False
             end += self.deadline_seconds
         return True
-
-    def _work(self, ranks: Collection[int]) -> int:
-        """Grows while one of ``ranks`` works, unlike while it waits for others."""
-        return 0 if self._run_state is None else int(self._run_state.work()[list(ranks)].sum())
 
     def dead(self, rank: int) -> bool:
         """Whether ``rank`` is known to be dead, and all that it sent has arrived."""
