@@ -34,8 +34,8 @@ def drain_seconds(run_state: RunState) -> float:
 def seconds_to_decision(run: Run, run_state: RunState) -> float:
     """How long a member may go on learning until it answers a request to stop or save: for a batch or, where
     members decide together, for a round."""
-    batches = BATCHES_TO_DECISION if run.strategy.synchronous and run.replicas > 1 else 1
-    return batches * run_state.longest_pace()
+    period: int = getattr(run.strategy, "period", 1) if run.strategy.synchronous else 1
+    return min(period, BATCHES_TO_DECISION) * run_state.longest_pace()
 
 
 @dataclass
