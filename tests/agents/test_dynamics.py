@@ -163,6 +163,16 @@ def test_an_interrupted_fit_leaves_everything_as_it_was():
     assert torch.equal(one.replica.params, other.replica.params)
 
 
+def test_an_interrupted_fit_sets_no_clock_back_that_peers_have_seen():
+    """Staleness would be negative, as asynchronous strategies count from their last exchange."""
+    inputs, targets, _, _ = linear_system(300)
+    model = DynamicsModel(SMALL, CONTEXT, 3, 2)
+    model.replica.common_rounds = False
+    countdown = iter([False] * 5 + [True])
+    assert not model.fit(inputs, targets, lambda: next(countdown))
+    assert model.replica.clock > 0
+
+
 def test_saved_and_loaded_fits_equal_uninterrupted_ones():
     inputs, targets, _, _ = linear_system(300)
     one, other = (DynamicsModel(SMALL, CONTEXT, 3, 2) for _ in range(2))

@@ -108,6 +108,15 @@ def test_a_callback_stops_a_run(tmp_path: Path) -> None:
     assert result.summary["updates"] < 1_000_000
 
 
+def test_a_run_that_ends_before_its_first_update_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = SHORT | {"quiet": False, "env_steps": None, "minutes": 1e-6}
+    result = murmurate.train("cartpole-dqn", out=tmp_path / "run", **options)
+    assert (result.code, result.summary["updates"]) == (0, 0)
+    assert "It ended before the first update: make the run longer." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("method", ["on_record", "on_checkpoint", "on_end"])
 def test_a_callback_that_fails_ends_the_run_and_keeps_the_checkpoint(method: str, tmp_path: Path) -> None:
     error = KeyError("mine")

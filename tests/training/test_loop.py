@@ -142,6 +142,13 @@ def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:
     restored = [Restored.read(found, rank, rank) for rank in range(2)]
     assert [x.learner.clock for x in learn(a_run(updates=6), tmp_path, restored)] == [6, 6]
 
+    def only_an_event(loop: TrainingLoop) -> None:
+        loop.recorder.event("actor began", "it plays")
+
+    learn(a_run(updates=6), tmp_path, restored, act=only_an_event)
+    event = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (event["env_steps"], event["updates"]) == (144, 6)
+
 
 @pytest.mark.parametrize(
     ("fields", "expected"),

@@ -118,7 +118,7 @@ class DynamicsModel:
         """Continue to learn until held-out errors stop falling; then each member has its best parameters.
 
         interrupted: called every few batches. If it returns True, ``fit`` restores everything to its state
-        before the call and returns False.
+        before the call, except for what the strategy keeps, and returns False.
         """
         saved = {"replica": self.replica.state(), **self.state()}
         generator = self._generator
@@ -140,7 +140,10 @@ class DynamicsModel:
             steps = int(self.group.reduce(steps, "max"))
         for epoch in itertools.count(1):  # noqa: B007, epoch is read after the loop
             if self._epoch(gradient, inputs, targets, self._shuffled(member_rows), batch, steps, interrupted):
+                clock = self.replica.clock
                 self.replica.load(saved.pop("replica"))
+                if not self.replica.common_rounds:
+                    self.replica.clock = clock  # asynchronous strategies count from their last exchange
                 self.replica.rewritten()
                 self.load(saved)
                 return False

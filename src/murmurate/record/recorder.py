@@ -63,6 +63,10 @@ class Recorder:
         """Seconds since the run began, including those before a resume."""
         return self._clock() - self._started_at
 
+    def restore(self, env_steps: int, updates: int) -> None:
+        """Set the counts of events that come before the first record after a resume."""
+        self._latest = {"env_steps": env_steps, "updates": updates}
+
     def record(self, metrics: Mapping[str, Any]) -> None:
         """Append one record.
 

@@ -23,7 +23,8 @@ class NormOverParts:
     def __init__(self, norm: BatchNorm, parts: Parts, name: str) -> None:
         if norm.ghost:
             raise Refusal(
-                f"'{name}' takes statistics of ghost batches, which is not possible over parts: use local"
+                f"'{name}' takes statistics of ghost batches, which is not possible over parts: use "
+                "local ones (--agent.batch-norm local)"
             )
         self._norm, self._parts, self._over_replicas = norm, parts, norm.sum_over
         norm.__dict__["forward"] = self._forward

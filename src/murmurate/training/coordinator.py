@@ -258,9 +258,8 @@ class Coordinator:
             message = f"checkpoint {self._pending} is skipped: deltas to {names} did not arrive in time"
             self.event("checkpoint skipped", message, member=late_ranks[0])
             self._end_pending()
-        # they may also wait for messages that others send between two batches
-        waits = seconds_to_decision(self.run, self.run_state) + 2 * self.run_state.longest_pace()
-        allowed = _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds + waits
+        until_late = _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds
+        allowed = until_late + 3 * seconds_to_decision(self.run, self.run_state)
         if self._pending and time.monotonic() - self._requested_at > allowed:
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
             self._end_pending()

@@ -376,6 +376,7 @@ class TrainingLoop:
             self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
         self.updates = updates_of(self.learner)
+        self.recorder.restore(self.env_steps, self.updates)
         # checkpoints of the first format do not count batches; learners then made one update per batch
         self.batches = int(state.get("batches", self.updates))
         self.shared_schedules.load(state.get("schedules", (0, 0)))

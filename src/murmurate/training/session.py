@@ -68,7 +68,11 @@ class Finish:
     @property
     def sentence(self) -> str:
         """The evaluation's result, for the console."""
-        return "" if self.run is None or self.summary is None else self.run.evaluation.sentence(self.summary)
+        if self.run is None or self.summary is None:
+            return ""
+        learned = self.code != FINISHED or self.summary["updates"]
+        advice = "" if learned else " It ended before the first update: make the run longer."
+        return self.run.evaluation.sentence(self.summary) + advice
 
 
 @signals_restored()
@@ -167,8 +171,7 @@ def resume(
     changes: Callable[[Run], Run] = lambda run: run,
     relocate: Callable[[Run], Run] = lambda run: run,
 ) -> Finish:
-    """Resume from a run folder's newest complete checkpoint; ``changes`` may, for example, move the run's
-    end.
+    """Resume from a run folder's newest complete checkpoint; ``changes`` may move the run's end.
 
     find_launcher: returns a launcher by name. read: see ``train``. relocate: names what the run needs where
     it is found now, in ways that ``changes`` may not.
