@@ -126,6 +126,30 @@ def test_single_precision_statistics_do_not_cancel(memory_format):
     assert all((one - exact).abs().max() < 2 * own_error + 1e-3 for one in found)
 
 
+@pytest.mark.parametrize(
+    "norm",
+    [
+        functional.instance_norm,
+        lambda x: functional.group_norm(x, x.shape[1]),
+        lambda x: functional.batch_norm(x[0].unsqueeze(0), None, None, training=True),
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 4, 8, 6), (1, 4, 8, 1), (1, 1, 2, 1)])
+def test_a_single_image_in_channels_last_has_the_gradient_of_a_contiguous_one(norm, shape):
+    x, direction = image(*shape), image(*shape, seed=1)
+
+    def gradient(x, to_operand):
+        leaf = x.clone().requires_grad_()
+        (norm(to_operand(leaf)).square() * direction).sum().backward()
+        return leaf.grad
+
+    expected = gradient(x, lambda leaf: leaf)
+    last = x.contiguous(memory_format=torch.channels_last)
+    found = in_parts((2, 1), lambda parts: gradient(last, lambda leaf: scatter(leaf, parts)))
+
+    torch.testing.assert_close(sum(found) / 2, expected, atol=1e-12, rtol=1e-12)
+
+
 def test_autocast_computes_in_its_dtype():
     x, weight = image(2, 8, 12, 12, dtype=torch.float32), image(8, 8, 3, 3, dtype=torch.float32)
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from murmurate.spatial.parts import Parts
 from murmurate.spatial.tensor import SpatialTensor, aligned, spatial
+from murmurate.spatial.window import format_of
 
 
 class Statistics(NamedTuple):
@@ -186,6 +187,7 @@ class _NormaliseChannels(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight, mean, variance, inverse = ctx.saved_tensors
+        x, gradient = _restrided(x), _restrided(gradient)
         # a backward pass with fixed statistics and weights of 1, whose gradients with respect to weight and
         # bias are the sums of gradient * normalised x and of gradient
         ones = torch.ones_like(mean)
@@ -204,6 +206,15 @@ class _NormaliseChannels(torch.autograd.Function):
         shape = [1, -1, *[1] * (x.dim() - 2)]
         x_gradient.addcmul_(gradient, scale.to(x_gradient.dtype).view(shape))
         return x_gradient, weight_gradient, bias_gradient, None, None, None
+
+
+def _restrided(x: Tensor) -> Tensor:
+    """``x`` with the usual strides if it is channels last. A view of one image may have others, from which
+    torch's kernel on a CPU concludes that ``x`` and a contiguous tensor are in the same format."""
+    if format_of(x) is not torch.channels_last:
+        return x
+    _, channels, rows, columns = x.shape
+    return x.as_strided(x.shape, (rows * columns * channels, 1, columns * channels, channels))
 
 
 def _scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
