@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from murmurate.bench._spatial_layers import in_parts
 from murmurate.errors import Refusal
@@ -181,6 +184,38 @@ def test_dropout_of_channels_is_the_same_on_all_parts():
 
     assert torch.equal(found[0], found[1])
     assert set(found[0].mean((2, 3)).unique().tolist()) == {0.0, 2.0}
+
+
+class FirstOfTwo(Parts):
+    """The first of two parts; the other one's messages are zeros, in host memory like those of a fabric."""
+
+    def __init__(self):
+        super().__init__(SimpleNamespace(rank=0, size=2), (2, 1))
+
+    def send(self, messages):
+        return 0
+
+    def receive(self, number, expected):
+        return [torch.zeros(message.shape, dtype=message.dtype) for message in expected]
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations on tensors of two devices, which meta tensors allow and those of a GPU do not."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        devices = {t.device for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        assert len(devices) < 2 or func is torch.ops.aten.copy_.default, func
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_arrives_is_moved_to_the_device_of_the_image():
+    x = torch.zeros(1, 2, 8, 8, device="meta", requires_grad=True)
+
+    with OneDevice():
+        y = functional.max_pool2d(scatter(x, FirstOfTwo()), 3, padding=1)
+        y.mean().backward()
+
+    assert y.whole().device == x.grad.device == x.device
 
 
 # -- refusals -------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ class Parts:
         return self._exchanges
 
     def receive(self, number: int, expected: Sequence[Expected]) -> list[Tensor]:
-        """The messages of exchange ``number``, in the order of ``expected``.
+        """The messages of exchange ``number``, in the order of ``expected``, in host memory.
 
         Raises PartLost if a part has died, and FabricError if one is silent or makes other calls.
         """
@@ -160,6 +160,7 @@ class Parts:
         other_parts = [part for part in range(self.size) if part != self.rank]
         number = self.send([(part, x) for part in other_parts])
         arrived = self.receive(number, [Expected(part, tuple(x.shape), x.dtype) for part in other_parts])
+        arrived = [y.to(x.device) for y in arrived]  # messages arrive in host memory
         return [*arrived[: self.rank], x.detach(), *arrived[self.rank :]]
 
     def sum(self, x: Tensor) -> Tensor:

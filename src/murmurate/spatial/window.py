@@ -53,7 +53,9 @@ def receive_halos(number: int, x: Tensor, window_plan: Plan, parts: Parts) -> li
     """(rectangle, pixels) from every other part that holds pixels which this part needs."""
     expected = [Expected(q, (*x.shape[:-2], *rect.sizes), x.dtype) for q, rect in window_plan.incoming]
     tensors = parts.receive(number, expected)
-    return [(rect, pixels) for (_, rect), pixels in zip(window_plan.incoming, tensors, strict=True)]
+    return [
+        (rect, pixels.to(x.device)) for (_, rect), pixels in zip(window_plan.incoming, tensors, strict=True)
+    ]
 
 
 def own_gradient(window_gradient: Tensor, window_plan: Plan, parts: Parts) -> Tensor:
@@ -75,7 +77,7 @@ def add_halo_gradients(gradient: Tensor, number: int, window_plan: Plan, parts: 
     leading = gradient.shape[:-2]
     expected = [Expected(q, (*leading, *rect.sizes), gradient.dtype) for q, rect in window_plan.outgoing]
     for (_, rect), addend in zip(window_plan.outgoing, parts.receive(number, expected), strict=True):
-        gradient[rect.slices(window_plan.own)] += addend
+        gradient[rect.slices(window_plan.own)] += addend.to(gradient.device)
 
 
 def assemble(frame: Rect, pieces: Pieces, image: Rect, like: Tensor, fill: float = 0.0) -> Tensor:
