@@ -215,6 +215,29 @@ def test_patterns(pattern, names):
     assert expand(pattern) == names
 
 
+def test_a_list_may_hold_absolute_paths_and_folders(tmp_path, monkeypatch):
+    folders = [tmp_path / name for name in ("one", "two", "here")]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        tar_of(folder / "a.tar", [("k.jpg", encoded(picture(number))), ("k.cls", b"0")])
+    monkeypatch.chdir(folders[2])
+    (tmp_path / "none").mkdir()
+
+    def found(path):
+        return set(numbers(shards_world(path).divided().train)[0])
+
+    assert found(f"{{{folders[0]}/a.tar,{folders[1]}/a.tar}}") == {0, 1}
+    assert found(f"{{{folders[1]}/,{folders[0]}/}}a.tar") == {0, 1}
+    assert found(f"{{{folders[0]},{folders[1]}}}") == {0, 1}
+    assert found(f"{{a.tar,{folders[1]}/a.tar}}") == {1, 2}
+    world = shards_world(f"{{a.tar,{folders[1]}/a.tar}}")
+    monkeypatch.chdir(tmp_path)  # a run may be resumed from another folder
+    assert set(numbers(world.divided().train)[0]) == {1, 2}
+    assert found("{two,one}") == {0, 1}
+    with pytest.raises(Refusal, match=f"There is no tar file in {tmp_path}/none"):
+        found("{two,none}")
+
+
 @pytest.mark.parametrize("pattern", ["{2..1}", "{a..c}", "{0..999999}", "{0..999}{0..999}"])
 def test_patterns_that_are_none(pattern):
     with pytest.raises(Refusal, match=r"range of numbers|is the most"):

@@ -43,8 +43,8 @@ class ShardsWorld(ImageWorld):
     """Images in uncompressed tar files in WebDataset's layout, labelled by ``key.cls`` (a number in text) or
     ``key.json`` (with the label as ``cls``, ``label``, ``class`` or ``target``).
 
-    path: pattern such as ``/data/train-{000000..000146}.tar``, or a folder with tar files. test_path: pattern
-        or folder of the test part; none draws the test part from the training images.
+    path: pattern such as ``/data/train-{000000..000146}.tar``, of tar files or of folders with tar files, or
+        such a folder. test_path: the same for the test part; none draws it from the training images.
     classes: number of classes; none is the greatest label + 1.
     size: side of the square images that the learner sees, in pixels. shortest: for evaluation an image's
         shorter side is scaled to so many pixels, and the square is cut from the middle.
@@ -69,7 +69,7 @@ class ShardsWorld(ImageWorld):
     def __post_init__(self) -> None:
         for name in ("path", "test_path"):
             if getattr(self, name):  # a run may be resumed from another folder
-                object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
+                object.__setattr__(self, name, _absolute(getattr(self, name)))
 
     def load(self) -> ImageData:
         """The index of all images; its digest is of the shards' names, and of the places and labels of the
@@ -117,11 +117,20 @@ class ShardIndex:
         return f"{path}, the image at byte {offset:,}" if name is None else _title(path, _key(name)[0])
 
 
+def _absolute(pattern: str) -> str:
+    """``pattern`` with absolute paths. A list at its beginning may hold some: ``{/data1,/data2}/a.tar``."""
+    beginning = _BRACES.match(pattern)
+    if beginning is None or not any(os.path.isabs(path) for path in beginning[1].split(",")):
+        return os.path.abspath(pattern)
+    paths = [os.path.join(os.getcwd(), path) for path in beginning[1].split(",")]
+    return f"{{{','.join(paths)}}}{pattern[beginning.end() :]}"
+
+
 def expand(pattern: str) -> list[str]:
-    """The paths of a pattern with ``{000000..000146}`` and ``{a,b}``, or the tar files of a folder, sorted.
-    Raises Refusal for an invalid range."""
+    """The paths of a pattern with ``{000000..000146}`` and ``{a,b}``; in place of a folder its tar files,
+    sorted. Raises Refusal for an invalid range, and for a folder without a tar file."""
     if Path(pattern).is_dir():
-        return sorted(str(path) for path in Path(pattern).glob("*.tar") if not is_clutter(path.name))
+        return _tar_files(pattern)
     if set("*?") & set(pattern) and not Path(pattern).exists():
         raise Refusal(
             f"{pattern} has a * or ?, which are not patterns here. Name a folder, which means all .tar files "
@@ -132,7 +141,15 @@ def expand(pattern: str) -> list[str]:
     count = np.prod([float(len(choice)) for choice in choices])
     if count > _MOST_SHARDS:
         raise Refusal(f"{pattern} means {count:,.0f} files; {_MOST_SHARDS:,} is the most.")
-    return ["".join(parts) for parts in itertools.product(*choices)]
+    paths = ["".join(parts) for parts in itertools.product(*choices)]
+    return [file for path in paths for file in (_tar_files(path) if os.path.isdir(path) else [path])]
+
+
+def _tar_files(folder: str) -> list[str]:
+    files = sorted(str(path) for path in Path(folder).glob("*.tar") if not is_clutter(path.name))
+    if not files:
+        raise Refusal(f"There is no tar file in {folder}. Name another folder, or a pattern of files.")
+    return files
 
 
 def _choices(piece: str) -> list[str]:
@@ -179,8 +196,6 @@ def _read(
 
 def _index(pattern: str, skip_bad: bool, skipped: Counter[str]) -> ShardIndex:
     paths = expand(pattern)
-    if not paths:
-        raise Refusal(f"There is no tar file in {pattern}. Name another folder, or a pattern of files.")
     columns = [array("q") for _ in range(4)]  # shards, offsets, sizes, labels
     for number, path in enumerate(paths):
         refuse_special(Path(path))
