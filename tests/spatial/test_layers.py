@@ -49,6 +49,8 @@ ON_IMAGES = {
     "groups with a shift alone": lambda x: functional.group_norm(x, 2, None, image(4, seed=10)),
     "circular pad": lambda x: functional.pad(x, (2, 1, 0, 3), mode="circular"),
     "stack": lambda x: torch.stack([x, x.neg()], 1)[:, 1],
+    "the larger of an image and a whole tensor": lambda x: torch.max(x, image(3, 4, 11, 9, seed=2)),
+    "the smaller of an image and a number": lambda x: x.min(torch.tensor(0.5, dtype=torch.float64)),
     "where": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
     "gather of channels": lambda x: x.log_softmax(1).gather(1, image(3, 2, 11, 9, seed=8).gt(0).long()),
     "cosine of channels": lambda x: functional.cosine_similarity(x, image(3, 4, 11, 9, seed=9)),
@@ -232,6 +234,8 @@ REFUSED = {
     "mean over rows or columns alone, on a grid of (2, 2) parts,": lambda x: x.mean(2),
     "softmax over rows, columns": lambda x: x.softmax(-1),
     "indexing of rows and columns by anything but slices": lambda x: x[image(3, 4, 11, 9) > 0],
+    "add_ that writes to a whole tensor": lambda x: torch.zeros(3, 4, 11, 9, dtype=x.dtype).add_(x),
+    "mul that writes to a whole tensor": lambda x: torch.mul(x, 2, out=torch.zeros(3, 4, 11, 9)),
     "cat along rows or columns": lambda x: torch.cat([x, x], 2),
     "interpolate with mode bilinear and antialias": lambda x: functional.interpolate(
         x, (5, 5), mode="bilinear", antialias=True

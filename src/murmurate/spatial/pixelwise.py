@@ -55,7 +55,7 @@ _DEFAULT_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1, 
 
 def _pixelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     image = first_of((args, kwargs))
-    result = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
+    result = _of_locals(image, func, args, kwargs)
     return image if result is image.local else image.like(result)  # in-place functions return ``local``
 
 
@@ -63,12 +63,12 @@ def _channelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     image = first_of((args, kwargs))
     name, position = func.__name__, _CHANNELWISE[func.__name__]
     dim = kwargs.get("dim", args[position] if len(args) > position else _DEFAULT_DIM.get(name))
-    if isinstance(dim, SpatialTensor):  # the maximum of two images
+    if isinstance(dim, Tensor):  # the maximum of two images
         return _pixelwise(func, args, kwargs)
     dims = [dim] if isinstance(dim, int) else dim
     if not dims or any(spatial_axis(image, d) for d in dims):
         raise refuse(image, f"{name} over rows, columns or all dimensions")
-    result = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
+    result = _of_locals(image, func, args, kwargs)
     if isinstance(result, Tensor):
         return image.like(result)
     wrapped = [image.like(x) for x in result]
@@ -80,12 +80,18 @@ SHARED_FORMS.update({f"{name}_": _pixelwise for name in _PIXELWISE if not name.s
 SHARED_FORMS.update(dict.fromkeys(_CHANNELWISE, _channelwise))
 
 
-def _local(image: SpatialTensor, value: Any) -> Any:
-    return aligned(image, value) if isinstance(value, Tensor) else value
-
-
-def _locals(image: SpatialTensor, args: Sequence[Any]) -> list[Any]:
-    return [_local(image, value) for value in args]
+def _of_locals(image: SpatialTensor, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``func`` of what this part needs of each argument. Raises Refusal if it would write to a whole tensor,
+    of which each part would then change another rectangle."""
+    name = func.__name__
+    in_place = bool(args) and name.endswith("_") and not name.endswith("__")
+    written = args[0] if in_place else kwargs.get("out")
+    if isinstance(written, Tensor) and not isinstance(written, SpatialTensor):
+        raise refuse(image, f"{name} that writes to a whole tensor")
+    return func(
+        *(aligned(image, value) for value in args),
+        **{key: aligned(image, value) for key, value in kwargs.items()},
+    )
 
 
 @spatial("prelu")
