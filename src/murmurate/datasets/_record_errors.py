@@ -76,7 +76,7 @@ class RecordError(Exception):
 
 
 @contextmanager
-def refuse_unreadable(path: Path) -> Iterator[None]:
+def refuse_unreadable(path: Path | str) -> Iterator[None]:
     """Turn an OSError into a Refusal that names the file."""
     try:
         yield

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from murmurate.datasets._archives import load_arrays, refuse_special
 from murmurate.datasets._files import state_of
 from murmurate.datasets._image_world import ImageWorld
+from murmurate.datasets._record_errors import refuse_unreadable
 from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, refuse_unlearned
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
@@ -58,9 +59,8 @@ def _read(path: Path, state: str) -> ImageData:
     """state: of the files, for the cache."""
     refuse_special(path)
     try:
-        arrays = load_arrays(path)
-    except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+        with refuse_unreadable(path):
+            arrays = load_arrays(path)
     except ValueError as error:
         raise Refusal(
             f"{path} is no .npz file of arrays: {error}. Restore it, or save it with np.savez."

@@ -16,6 +16,7 @@ from murmurate.datasets._files import state_of
 from murmurate.datasets._image_decoding import decode
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets._image_world import ImageWorld
+from murmurate.datasets._record_errors import refuse_unreadable
 from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, digest_of
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
@@ -55,12 +56,11 @@ def _read(path: Path, state: str) -> ImageData:
     """state: of the files, for the cache."""
     refuse_special(path)
     try:
-        if path.is_dir():
-            return _read_binary(path)
-        if path.suffix == ".npz":
-            return _read_jpegs(path)
-    except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+        with refuse_unreadable(path):
+            if path.is_dir():
+                return _read_binary(path)
+            if path.suffix == ".npz":
+                return _read_jpegs(path)
     except (ValueError, MemoryError) as error:
         raise Refusal(f"{path} does not hold CIFAR-10: {error}. Restore the file.") from error
     raise Refusal(f"{path} is not {_WANTED}. {_remedy(path)}")

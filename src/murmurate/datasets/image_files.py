@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from murmurate.datasets._image_decoding import Place, centre_crop, checked_header, decode_crop, read_encoded
 from murmurate.datasets._image_headers import ImageError
+from murmurate.datasets._record_errors import refuse_unreadable
 from murmurate.datasets.image_set import ImageBatch
 from murmurate.errors import Refusal
 
@@ -110,9 +111,8 @@ def read_images(
     pixels = np.empty((len(paths), size, size, 3), np.uint8)
     for path, into in zip(paths, pixels, strict=True):
         try:
-            _decode_centre(Place(path, 0, os.stat(path).st_size), shortest, into)
-        except OSError as error:
-            raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+            with refuse_unreadable(path):
+                _decode_centre(Place(path, 0, os.stat(path).st_size), shortest, into)
         except ImageError as error:
             raise Refusal(f"{path}: {error.args[1]}. Restore it, or leave it out.") from error
     return pixels.transpose(0, 3, 1, 2)

@@ -23,6 +23,7 @@ from murmurate.datasets._files import is_clutter, state_of
 from murmurate.datasets._image_decoding import Place, read_encoded
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets._image_world import ImageWorld
+from murmurate.datasets._record_errors import refuse_unreadable
 from murmurate.datasets._tar_files import CompressedTar, Member, TarError, members, name_at
 from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
 from murmurate.datasets.image_folder import SUFFIXES, check_sizes
@@ -200,17 +201,16 @@ def _index(pattern: str, skip_bad: bool, skipped: Counter[str]) -> ShardIndex:
     for number, path in enumerate(paths):
         refuse_special(Path(path))
         try:
-            for row in _samples(Path(path), skip_bad, skipped):
-                for column, value in zip(columns, (number, *row), strict=True):
-                    column.append(value)
+            with refuse_unreadable(path):
+                for row in _samples(Path(path), skip_bad, skipped):
+                    for column, value in zip(columns, (number, *row), strict=True):
+                        column.append(value)
         except CompressedTar as error:
             raise Refusal(f"{path}: {error}.") from error
         except TarError as error:
             if not skip_bad:
                 raise Refusal(bad_image(path, str(error))) from error
             skipped["damaged tar file"] += 1
-        except OSError as error:
-            raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
     if not columns[0]:
         raise Refusal(
             f"{pattern} has no image with a label: no key.jpg beside a key.cls, or a key.json with "

@@ -7,6 +7,7 @@ one sum over the parts.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -141,17 +142,10 @@ def _moments(x: Tensor, number: int, parts: Parts) -> Statistics:
             return Statistics(mean, variance, number)
         own_number = torch.full_like(mean, x.numel() // x.shape[1])
         shares = [(m, v, n / number) for m, v, n in parts.gather(torch.stack([mean, variance, own_number]))]
-        joint = _sum_in_order([m * share for m, _, share in shares])
-        variance = _sum_in_order([(v + (m - joint) ** 2) * share for m, v, share in shares])
+        # added up in the order of the parts, so that all of them get the same bits
+        joint = functools.reduce(torch.add, [m * share for m, _, share in shares])
+        variance = functools.reduce(torch.add, [(v + (m - joint) ** 2) * share for m, v, share in shares])
         return Statistics(joint, variance, number)
-
-
-def _sum_in_order(addends: list[Tensor]) -> Tensor:
-    """The sum, added up in the order of the parts, so that all parts get the same bits."""
-    total = addends[0]
-    for addend in addends[1:]:
-        total = total + addend
-    return total
 
 
 def _by_channel(
