@@ -17,12 +17,6 @@ def discriminator_hinge(d_real: Tensor, d_fake: Tensor) -> Tensor:
     Args:
         d_real: D(x) [B], of images of the data set.
         d_fake: D(G(z)) [G], of generated images; G may differ from B.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: on a wrong rank.
     """
     check_rank(1, d_real=d_real, d_fake=d_fake)
     return torch.relu(1.0 - d_real).mean() + torch.relu(1.0 + d_fake).mean()
@@ -35,12 +29,6 @@ def generator_hinge(d_fake: Tensor) -> Tensor:
 
     Args:
         d_fake: D(G(z)) [G].
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: on a wrong rank.
     """
     check_rank(1, d_fake=d_fake)
     return -d_fake.mean()

@@ -37,9 +37,6 @@ def expectation(p: Tensor, z: Tensor) -> Tensor:
     Args:
         p: probabilities [B, K].
         z: support [K].
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     _check_support(z, p=p)
     return p @ z
@@ -62,9 +59,6 @@ def projected_target(r_t: Tensor, discount_t: Tensor, p_t: Tensor, z: Tensor) ->
 
     Returns:
         [B, K], without a gradient; each row has the same sum as that row of ``p_t``.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(1, r_t=r_t)
     check_shape(r_t.shape, "r_t", discount_t=discount_t)
@@ -91,9 +85,6 @@ def categorical_cross_entropy(logits_tm1: Tensor, target_tm1: Tensor, weight: Te
         logits_tm1: logits of p(s, a) [B, K].
         target_tm1: y [B, K]; constants.
         weight: w [B], importance weights; constants.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(2, logits_tm1=logits_tm1)
     check_rank(1, weight=weight)

@@ -24,7 +24,6 @@ def classification_loss(
     that is spread evenly over all classes (Szegedy et al. 2016, section 7).
 
     Shapes: logits_b [B, K]; labels [B] int64.
-    Raises: ValueError on other shapes.
     """
     _check(logits_b, label_b)
     loss = F.cross_entropy(logits_b, label_b, label_smoothing=smoothing)
@@ -38,7 +37,6 @@ def hits(logits_b: Tensor, label_b: Tensor, *, top: int) -> Tensor:
     """[B] bool: whether the label is among the ``top`` classes with the largest logits.
 
     Shapes: logits_b [B, K]; label_b [B] int64. With K <= top, all are True.
-    Raises: ValueError on other shapes.
     """
     _check(logits_b, label_b)
     best = logits_b.topk(min(top, logits_b.shape[1]), 1).indices

@@ -39,9 +39,6 @@ def clipped_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor) -> Tensor:
 
     Returns:
         [B].
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     _check_critics(r_t, discount_t, q_t)
     return torch.addcmul(r_t, discount_t, q_t.amin(0))
@@ -61,9 +58,6 @@ def soft_target(
 
     Returns:
         [B].
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     _check_critics(r_t, discount_t, q_t)
     check_shape(r_t.shape, "r_t", log_probability_t=log_probability_t)
@@ -80,9 +74,6 @@ def squared_error(q_tm1: Tensor, target_tm1: Tensor, weight: Tensor | None = Non
         q_tm1: Q_e(s, a) [E, B].
         target_tm1: y [B], a constant.
         weight: [B], constants; None: all are 1.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(2, q_tm1=q_tm1)
     check_shape(q_tm1.shape[1:], "q_tm1[0]", target_tm1=target_tm1)
@@ -114,9 +105,6 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> Squashed:
     Args:
         mean, log_std: [B, D].
         noise: [B, D], standard normal.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(2, mean=mean)
     check_shape(mean.shape, "mean", log_std=log_std, noise=noise)
@@ -151,9 +139,6 @@ def soft_policy_slope(
         action, log_std, noise: [B, D], of ``squashed_gaussian``.
         q_slope: dQ/da [B, D], of each row's own value (not of a mean over rows).
         alpha: the temperature, a scalar.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(2, action=action)
     check_shape(action.shape, "action", log_std=log_std, noise=noise, q_slope=q_slope)
@@ -173,9 +158,6 @@ def temperature_slope(log_probability: Tensor, target_entropy: float) -> Tensor:
     Args:
         log_probability: log pi(a | s) [B].
         target_entropy: H, usually -D.
-
-    Raises:
-        ValueError: on a wrong rank.
     """
     check_rank(1, log_probability=log_probability)
     return -target_entropy - log_probability.mean()

@@ -20,9 +20,6 @@ def categorical_kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
 
     Returns:
         [...], at least 0; infinite where q forbids an action that p takes.
-
-    Raises:
-        ValueError: if the shapes do not match.
     """
     check_shape(logits_p.shape, "logits_p", logits_q=logits_q)
     log_p, log_q = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
@@ -43,9 +40,6 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
 
     Returns:
         [...], at least 0 up to rounding.
-
-    Raises:
-        ValueError: if the shapes do not match.
     """
     check_shape(mean_p.shape, "mean_p", log_std_p=log_std_p, mean_q=mean_q, log_std_q=log_std_q)
     if mean_p.dim() < 1:

@@ -105,9 +105,6 @@ def log_joint(x: Tensor, q: Posterior) -> Tensor:
 
     Args:
         x: [G, D] float64.
-
-    Raises:
-        ValueError: on a wrong rank.
     """
     check_rank(2, x=x, mean=q.mean)
     d = x.shape[1]

@@ -25,12 +25,6 @@ def policy_gradient(log_prob_t: Tensor, advantage_t: Tensor) -> Tensor:
     Args:
         log_prob_t: log pi(a_t | s_t) [T, B].
         advantage_t: A_t [T, B]; a constant here, no gradient flows into it.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(2, log_prob_t=log_prob_t)
     check_shape(log_prob_t.shape, "log_prob_t", advantage_t=advantage_t)
@@ -46,9 +40,6 @@ def categorical_log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Te
 
     Returns:
         log pi(a) [...] and H [...] in nats, between 0 and log A.
-
-    Raises:
-        ValueError: if the shapes do not match.
     """
     check_shape(logits.shape[:-1], "logits without its last dimension", action=action)
     log_pi = logits.log_softmax(-1)
@@ -67,9 +58,6 @@ def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
 
     Returns:
         [...].
-
-    Raises:
-        ValueError: if the shapes do not match.
     """
     _check_gaussian(mean, log_std)
     check_shape(mean.shape, "mean", action=action)
@@ -86,9 +74,6 @@ def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
 
     Returns:
         [...].
-
-    Raises:
-        ValueError: if the shapes do not match.
     """
     _check_gaussian(mean, log_std)
     return (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1).expand(mean.shape[:-1])

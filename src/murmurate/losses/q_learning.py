@@ -101,9 +101,6 @@ def q_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor, q_t_selector: Tensor 
 
     Returns:
         [B], without a gradient.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(1, r_t=r_t)
     check_shape(r_t.shape, "r_t", discount_t=discount_t)
@@ -122,9 +119,6 @@ def td_error(q_tm1: Tensor, a_tm1: Tensor, target_tm1: Tensor) -> Tensor:
         q_tm1: Q(s, .) [B, A].
         a_tm1: a [B], int64.
         target_tm1: y [B]; a constant here, no gradient flows into it.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(2, q_tm1=q_tm1)
     check_rank(1, a_tm1=a_tm1, target_tm1=target_tm1)
@@ -141,9 +135,6 @@ def q_loss(error: Tensor, weight: Tensor | None = None, *, delta: float | None =
     Args:
         error: [B].
         weight: [B], constants; None: all are 1.
-
-    Returns:
-        A scalar.
 
     Raises:
         ValueError: on a wrong rank or shape, or a delta that is not positive.

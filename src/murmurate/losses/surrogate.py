@@ -18,12 +18,6 @@ def surrogate(log_prob_t: Tensor, old_log_prob_t: Tensor, advantage_t: Tensor) -
         log_prob_t: log pi(a_t | s_t) [T, B].
         old_log_prob_t: log pi_old(a_t | s_t) [T, B] of the policy that acted; a constant here.
         advantage_t: A_t [T, B]; a constant here.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     return -(_ratio(log_prob_t, old_log_prob_t, advantage_t) * advantage_t.detach()).mean()
 
@@ -41,9 +35,6 @@ def clipped_surrogate(
         old_log_prob_t: log pi_old(a_t | s_t) [T, B] of the policy that acted; a constant here.
         advantage_t: A_t [T, B]; a constant here.
         clip: epsilon, at least 0.
-
-    Returns:
-        A scalar.
 
     Raises:
         ValueError: on a wrong rank or shape, or a negative ``clip``.
@@ -66,9 +57,6 @@ def clipped_value_loss(v_t: Tensor, old_v_t: Tensor, target_t: Tensor, *, clip: 
         old_v_t: V_t before the first update from this rollout [T, B]; a constant here.
         target_t: G_t [T, B]; a constant here.
         clip: epsilon, at least 0.
-
-    Returns:
-        A scalar.
 
     Raises:
         ValueError: on a wrong rank or shape, or a negative ``clip``.

@@ -17,12 +17,6 @@ def value_loss(v_t: Tensor, target_t: Tensor) -> Tensor:
     Args:
         v_t: V_t [T, B].
         target_t: G_t [T, B]; a constant here, no gradient flows into it.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: on a wrong rank or shape.
     """
     check_rank(2, v_t=v_t)
     check_shape(v_t.shape, "v_t", target_t=target_t)
