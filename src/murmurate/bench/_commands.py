@@ -25,9 +25,13 @@ def murmurate_train(label: str, recipe: str, where: Path, *options: str) -> Race
 
 def sb3(label: str, world: str, simulators: int, where: Path) -> Racer:
     """Stable-Baselines3 on one of the worlds of ``murmurate.bench._sb3``."""
+    return appending(label, [sys.executable, "-m", "murmurate.bench._sb3", world, str(simulators)], where)
+
+
+def appending(label: str, command: Sequence[str], where: Path) -> Racer:
+    """A command whose last argument is the file to which it appends its env steps."""
     progress = where / label / "progress.jsonl"
-    command = [sys.executable, "-m", "murmurate.bench._sb3", world, str(simulators), str(progress)]
-    return Racer(label, command, progress)
+    return Racer(label, [*command, str(progress)], progress)
 
 
 def missing(package: str, extra: str = "bench") -> dict[str, Any] | None:

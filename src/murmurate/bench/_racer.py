@@ -203,22 +203,22 @@ class ThroughputPlan:
     """Interleaved rounds of one window for each racer.
 
     rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
-    each window.
+    each window. warm_up_cpu_seconds: CPU seconds of each racer before its first window, in which it imports,
+    compiles and begins.
     """
 
     rounds: PositiveInt = 5
     window_cpu_seconds: PositiveSeconds = 5.0
+    warm_up_cpu_seconds: PositiveSeconds = 3.0
 
 
-def race(
-    racers: Mapping[str, Racer], plan: ThroughputPlan, log: Log, warm_up_cpu_seconds: float = 3.0
-) -> dict[str, list[RaceWindow]]:
+def race(racers: Mapping[str, Racer], plan: ThroughputPlan, log: Log) -> dict[str, list[RaceWindow]]:
     """Start all racers, take one window of each in every round, and kill them."""
     windows: dict[str, list[RaceWindow]] = {label: [] for label in racers}
     with stopped_at_the_end(racers):
         for racer in racers.values():
             log(f"starting {racer.label}")
-            racer.start(warm_up_cpu_seconds)
+            racer.start(plan.warm_up_cpu_seconds)
         for number in range(plan.rounds):
             for label, racer in racers.items():
                 window = racer.window(plan.window_cpu_seconds)

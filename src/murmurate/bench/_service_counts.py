@@ -33,11 +33,13 @@ _START_DEADLINE_SECONDS = 240.0
 
 @dataclasses.dataclass(frozen=True)
 class ServicePlan:
-    """actors: number of actors of all learners together. samplers: number of samplers of all learners
-    together. shards: number of shards of all learners together. simulators: number of simulators of each
-    actor. seconds: duration of the measurement, before the kills. kills: number of actors, and of samplers,
-    that each learner kills; ``kill_draws`` batches are drawn between two kills. capacity: rows of all shards;
-    all that is inserted must fit, or it cannot be counted."""
+    """learners: number of learners that share the service. actors: number of actors of all learners together.
+    samplers: number of samplers of all learners together. shards: number of shards of all learners together.
+    simulators: number of simulators of each actor. seconds: duration of the measurement without kills. kills:
+    number of actors, and of samplers, that each learner kills. kill_draws: number of batches drawn between
+    two kills. capacity: rows of all shards; all that is inserted must fit, or it cannot be counted. filled:
+    rows before the first draw. batch: rows of a draw. samples_per_insert: how often each row is drawn. slack:
+    rows by which learners may be ahead or behind."""
 
     learners: PositiveInt = 2
     actors: PositiveInt = 4

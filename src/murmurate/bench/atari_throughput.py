@@ -13,11 +13,11 @@ import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands, _gpu, _limit, _peers
-from murmurate.bench._racer import Racer, RaceWindow, stopped_at_the_end
+from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, stopped_at_the_end
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server
 from murmurate.errors import MissingExtra
-from murmurate.ranges import PositiveInt, PositiveSeconds
+from murmurate.ranges import PositiveInt
 from murmurate.recipes import recipe
 from murmurate.training.session import resolved
 
@@ -30,19 +30,14 @@ Limits = dict[str, dict[str, list[float]]]  # network -> part -> seconds of a ca
 
 
 @dataclasses.dataclass(frozen=True)
-class AtariThroughputPlan:
-    """Interleaved rounds of one window for each racer.
+class AtariThroughputPlan(ThroughputPlan):
+    """A window of GALA's two learners is twice as long.
 
     side_rounds: number of rounds that include the racers that are not compared with the peer (GALA learners,
-    double buffering). full: whether the peers with virtual environments of their own run.
-
-    rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
-    each window, for each learner. limit_windows_a_round: number of windows in a round in which the physical
-    limit is measured.
+    double buffering). limit_windows_a_round: number of windows in a round in which the physical limit is
+    measured. full: whether the peers with virtual environments of their own run.
     """
 
-    rounds: PositiveInt = 5
-    window_cpu_seconds: PositiveSeconds = 5.0
     side_rounds: PositiveInt = 3
     limit_windows_a_round: PositiveInt = 3
     full: bool = False
@@ -62,7 +57,7 @@ def measure(plan: AtariThroughputPlan, log: Log) -> dict[str, Any]:
         with stopped_at_the_end(racers):
             for racer in racers.values():
                 log(f"starting {racer.label}")
-                racer.start()
+                racer.start(plan.warm_up_cpu_seconds)
             windows, limits = _race(racers, plan, log)
     result = {
         "world": "pong, 16 simulators a learner, Nature-2013 net, one torch thread a process",

@@ -3,7 +3,6 @@ matrix products alone."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 from murmurate.bench import _commands, _peers
 from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
 from murmurate.bench._result import Log, median, ratios, spread
-from murmurate.ranges import PositiveFloat, PositiveInt
 
 NAME = "control-throughput"
 SUMMARY = "updates per CPU second of TD3 and SAC on HalfCheetah, against SB3, other peers and matrix products"
@@ -24,31 +22,15 @@ _SCRIPT = "control.py"
 # a smaller replay and an earlier start than the recipes', so that all are learning when the windows begin
 _EARLY = ("--replay.capacity", "200000", "--replay.learning-starts", "1000", "--random-env-steps", "1000")
 
-
-@dataclasses.dataclass(frozen=True)
-class ControlPlan:
-    """Windows of all racers in turn. Within ``warm_up_cpu_seconds`` each racer imports, compiles and makes
-    its random env steps.
-
-    rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
-    each window. warm_up_cpu_seconds: CPU seconds of each racer before its first window.
-    """
-
-    rounds: PositiveInt = 5
-    window_cpu_seconds: PositiveFloat = 6.0
-    warm_up_cpu_seconds: PositiveFloat = 20.0
+QUICK = ThroughputPlan(window_cpu_seconds=6.0, warm_up_cpu_seconds=20.0)
+FULL = ThroughputPlan(rounds=11, window_cpu_seconds=20.0, warm_up_cpu_seconds=20.0)
 
 
-QUICK, FULL = ControlPlan(), ControlPlan(rounds=11, window_cpu_seconds=20.0)
-
-
-def measure(plan: ControlPlan, log: Log) -> dict[str, Any]:
+def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
     """All racers have two layers of 256 units, batches of 256, one simulator, one update for each env step,
     and one torch thread. ``limit`` makes only the matrix products of an update (``_control_limit``)."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
-        windows = race(_racers(Path(folder)), race_plan, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds)
-    return figures(windows)
+        return figures(race(_racers(Path(folder)), plan, log))
 
 
 def _racers(where: Path) -> dict[str, Racer]:
@@ -61,20 +43,15 @@ def _racers(where: Path) -> dict[str, Racer]:
                 *_EARLY, "--agent.precision", precision,
             )  # fmt: skip
             limit = [sys.executable, "-m", "murmurate.bench._control_limit", algorithm, precision]
-            racers[f"limit {label}"] = _racer(f"limit-{algorithm}-{precision}", limit, where)
+            racers[f"limit {label}"] = _commands.appending(f"limit-{algorithm}-{precision}", limit, where)
         if _commands.missing("stable-baselines3") is None:
             racers[f"sb3 {algorithm}"] = _commands.sb3(
                 f"sb3-{algorithm}", f"halfcheetah-{algorithm}", 1, where
             )
         for peer in _installed_peers():
             command = [_peers.command(peer)[0], str(_script(peer)), algorithm]
-            racers[f"{peer} {algorithm}"] = _racer(f"{peer}-{algorithm}", command, where)
+            racers[f"{peer} {algorithm}"] = _commands.appending(f"{peer}-{algorithm}", command, where)
     return racers
-
-
-def _racer(label: str, command: Sequence[str], where: Path) -> Racer:
-    progress = where / label / "progress.jsonl"
-    return Racer(label, [*command, str(progress)], progress)
 
 
 def _script(peer: str) -> Path:

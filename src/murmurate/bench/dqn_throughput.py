@@ -12,7 +12,8 @@ from murmurate.bench._result import Log, median, ratios, spread
 
 NAME = "dqn-throughput"
 SUMMARY = "env steps per CPU second of DQN on Pong against Stable-Baselines3's"
-QUICK, FULL = ThroughputPlan(), ThroughputPlan(rounds=10, window_cpu_seconds=8.0)
+QUICK = ThroughputPlan(warm_up_cpu_seconds=10.0)
+FULL = ThroughputPlan(rounds=10, window_cpu_seconds=8.0, warm_up_cpu_seconds=10.0)
 
 SIMULATORS = 8
 # a smaller replay and an earlier start than the recipe's, so that all are learning when the windows begin
@@ -35,7 +36,7 @@ def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
     also runs with one simulator, as is usual.
     """
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        return figures(race(_racers(Path(folder)), plan, log, warm_up_cpu_seconds=10.0))
+        return figures(race(_racers(Path(folder)), plan, log))
 
 
 def _racers(where: Path) -> dict[str, Racer]:

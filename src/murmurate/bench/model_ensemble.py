@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,57 +10,35 @@ from typing import Any
 
 import torch
 
-from murmurate.bench import _peers
+from murmurate.bench import _commands, _peers
 from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.nets.precision import faster_precision
-from murmurate.ranges import PositiveFloat, PositiveInt
 
 NAME = "model-ensemble"
 SUMMARY = "training steps per CPU second of 7 models of 4 layers of 200, against mbrl-lib and matrix products"
 
 _PEER, _PRECISIONS = "mbrl", ("float32", "bfloat16")
 _KINDS = [("autograd", "float32"), *((kind, p) for kind in ("ours", "limit") for p in _PRECISIONS)]
+QUICK = ThroughputPlan(window_cpu_seconds=4.0, warm_up_cpu_seconds=10.0)
+FULL = ThroughputPlan(rounds=15, window_cpu_seconds=10.0, warm_up_cpu_seconds=10.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class EnsemblePlan:
-    """Windows of all racers in turn.
-
-    rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
-    each window. warm_up_cpu_seconds: CPU seconds of each racer before its first window.
-    """
-
-    rounds: PositiveInt = 5
-    window_cpu_seconds: PositiveFloat = 4.0
-    warm_up_cpu_seconds: PositiveFloat = 10.0
-
-
-QUICK, FULL = EnsemblePlan(), EnsemblePlan(rounds=15, window_cpu_seconds=10.0)
-
-
-def measure(plan: EnsemblePlan, log: Log) -> dict[str, Any]:
+def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
     """A step draws 256 examples for each of the 7 members and trains all members, in one torch thread."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
-        racers = _racers(Path(folder))
-        return figures(race(racers, race_plan, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds))
+        return figures(race(_racers(Path(folder)), plan, log))
 
 
 def _racers(where: Path) -> dict[str, Racer]:
     racers = {}
     for kind, precision in _KINDS:
         command = [sys.executable, "-m", "murmurate.bench._ensemble_racer", kind, precision]
-        racers[f"{kind} {precision}"] = _racer(f"{kind}-{precision}", command, where)
+        racers[f"{kind} {precision}"] = _commands.appending(f"{kind}-{precision}", command, where)
     if _peers.absent(_PEER) is None:
         python, run = _peers.command(_PEER)
-        racers[_PEER] = _racer(_PEER, [python, str(Path(run).with_name("model.py"))], where)
+        racers[_PEER] = _commands.appending(_PEER, [python, str(Path(run).with_name("model.py"))], where)
     return racers
-
-
-def _racer(label: str, command: Sequence[str], where: Path) -> Racer:
-    progress = where / label / "progress.jsonl"
-    return Racer(label, [*command, str(progress)], progress)
 
 
 def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from murmurate.bench import _commands
 from murmurate.bench._racer import RaceWindow, ThroughputPlan, race
 from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeInt, PositiveInt, PositiveSeconds
+from murmurate.ranges import NonNegativeInt
 
 NAME = "relaxed-loop"
 SUMMARY = "updates per second of DQN with batches drawn D updates ahead, over those of the strict loop"
@@ -23,27 +23,23 @@ _EARLY = ("--replay.capacity", "20000", "--replay.learning-starts", "1000")
 
 
 @dataclasses.dataclass(frozen=True)
-class RelaxedLoopPlan:
-    """Interleaved rounds of one window for each D (``depths``), world after world.
+class RelaxedLoopPlan(ThroughputPlan):
+    """The racers are the values of D, world after world.
 
-    worlds: the worlds that are played. depths: values of D. rounds: number of rounds, in each of which every
-    D has a window. window_cpu_seconds: CPU seconds of each window.
+    worlds: the worlds that are played. depths: values of D.
     """
 
     worlds: tuple[str, ...] = ("cartpole", "pong")
     depths: tuple[NonNegativeInt, ...] = (STRICT, 1, 50)
-    rounds: PositiveInt = 5
-    window_cpu_seconds: PositiveSeconds = 4.0
 
 
-QUICK = RelaxedLoopPlan()
-FULL = RelaxedLoopPlan(depths=(STRICT, 1, 10, 50, 200), rounds=10)
+QUICK = RelaxedLoopPlan(window_cpu_seconds=4.0, warm_up_cpu_seconds=8.0)
+FULL = dataclasses.replace(QUICK, depths=(STRICT, 1, 10, 50, 200), rounds=10)
 
 
 def measure(plan: RelaxedLoopPlan, log: Log) -> dict[str, Any]:
     """``<world>-dqn`` as users run it; updates are proportional to env steps, so ratios of both are the
     same."""
-    race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
     if STRICT not in plan.depths:
         raise Refusal(f"depths are {plan.depths}, and all are compared with {STRICT}: add it.")
     worlds = {}
@@ -55,7 +51,7 @@ def measure(plan: RelaxedLoopPlan, log: Log) -> dict[str, Any]:
                 )
                 for depth in plan.depths
             }
-            worlds[world] = figures(race(racers, race_plan, log, warm_up_cpu_seconds=8.0))
+            worlds[world] = figures(race(racers, plan, log))
     return {"worlds": worlds}
 
 

@@ -19,15 +19,7 @@ SUMMARY = (
 
 @dataclasses.dataclass(frozen=True)
 class ReplayServicePlan(ServicePlan):
-    """See ``ServicePlan``. repetitions: number of repetitions of both measurements, in turn.
-
-    learners: number of learners that share the service. actors: number of actors of all learners together.
-    samplers: number of samplers of all learners together. shards: number of shards of all learners together.
-    simulators: number of simulators of each actor. seconds: duration of the measurement without kills. kills:
-    number of actors, and of samplers, that each learner kills. kill_draws: number of batches drawn between
-    two kills. capacity: rows of all shards. filled: rows before the first draw. batch: rows of a draw.
-    samples_per_insert: how often each row is drawn. slack: rows by which learners may be ahead or behind.
-    """
+    """repetitions: number of repetitions of both measurements, in turn."""
 
     repetitions: PositiveInt = 1
 

@@ -12,7 +12,7 @@ from murmurate.bench import _commands, _peers, image_loading
 from murmurate.bench._image_loaders import make_folder
 from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
 from murmurate.bench._result import Log, median, ratios, spread
-from murmurate.ranges import PositiveFloat, PositiveInt
+from murmurate.ranges import PositiveInt
 
 NAME = "resnet-throughput"
 SUMMARY = "images per CPU second of ResNet-18, decoding included, against DataLoader and DDP"
@@ -21,14 +21,13 @@ _PEER = "accelerate"
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNetPlan:
+class ResNetPlan(ThroughputPlan):
     """Each racer trains ResNet-18 with two processes, on ``batch`` crops of ``size`` x ``size`` pixels per
     step and process, from generated JPEG files.
 
     images: number of JPEG files. height, width: size of the JPEG files in pixels. quality: quality of the
     JPEG files. classes: number of classes of the images. size: side of a crop, in pixels. batch: number of
-    crops in a step of a process. rounds: number of rounds, in each of which every racer has a window.
-    window_cpu_seconds: CPU seconds of each window.
+    crops in a step of a process.
     """
 
     images: PositiveInt = 400
@@ -38,11 +37,10 @@ class ResNetPlan:
     classes: PositiveInt = 10
     size: PositiveInt = 224
     batch: PositiveInt = 16
-    rounds: PositiveInt = 5
-    window_cpu_seconds: PositiveFloat = 30.0
 
 
-QUICK, FULL = ResNetPlan(), ResNetPlan(images=2000, rounds=11, window_cpu_seconds=60.0)
+QUICK = ResNetPlan(window_cpu_seconds=30.0, warm_up_cpu_seconds=20.0)
+FULL = dataclasses.replace(QUICK, images=2000, rounds=11, window_cpu_seconds=60.0)
 
 
 def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
@@ -56,8 +54,7 @@ def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
         where = Path(name)
         make_folder(where / "images", plan.images, plan.height, plan.width, plan.quality, plan.classes)
-        race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
-        windows = race(racers(plan, where), race_plan, log, warm_up_cpu_seconds=20.0)
+        windows = race(racers(plan, where), plan, log)
     return {**figures(windows), "ratio_loader": loading["ratio_pillow"], "loading": loading}
 
 

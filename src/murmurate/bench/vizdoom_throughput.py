@@ -14,7 +14,8 @@ from murmurate.errors import MissingExtra
 
 NAME = "vizdoom-throughput"
 SUMMARY = "env steps per CPU second on ViZDoom's MyWayHome against Sample Factory"
-QUICK, FULL = ThroughputPlan(window_cpu_seconds=8.0), ThroughputPlan(rounds=10, window_cpu_seconds=16.0)
+QUICK = ThroughputPlan(window_cpu_seconds=8.0, warm_up_cpu_seconds=8.0)
+FULL = ThroughputPlan(rounds=10, window_cpu_seconds=16.0, warm_up_cpu_seconds=8.0)
 
 _SIMULATORS = "16"
 _PEER = "sample-factory"
@@ -32,7 +33,7 @@ def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
     if _commands.missing("vizdoom", "doom"):
         raise MissingExtra("vizdoom", "doom", NAME)
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        return figures(race(_racers(Path(folder)), plan, log, warm_up_cpu_seconds=8.0))
+        return figures(race(_racers(Path(folder)), plan, log))
 
 
 def _racers(where: Path) -> dict[str, Racer]:
@@ -48,9 +49,8 @@ def _racers(where: Path) -> dict[str, Racer]:
     if _peers.absent(_PEER) is None:
         python, script = _peers.command(_PEER)
         for mode in _MODES:
-            progress = where / mode / "progress.jsonl"
-            command = [python, str(Path(script).with_name("doom.py")), mode, _SIMULATORS, str(progress)]
-            racers[mode] = Racer(f"Sample Factory, {mode}", command, progress)
+            command = [python, str(Path(script).with_name("doom.py")), mode, _SIMULATORS]
+            racers[mode] = _commands.appending(f"sample-factory-{mode}", command, where)
     return racers
 
 

@@ -283,12 +283,14 @@ def _with_value(value: Any, path: tuple[str, ...], new: Any) -> Any:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The documentation of each field: the docstring's sentences after ``name:``, or ``name, other name:``,
-    up to those of the next fields, or to the end of the paragraph."""
+    """The documentation of each field: the sentences after ``name:``, or ``name, other name:``, in the
+    docstring of the dataclass or of a base, up to those of the next fields, or to the end of the
+    paragraph."""
     name = "|".join(re.escape(field.name) for field in dataclasses.fields(kind))
     names = rf"(?:{name})(?:,\s+(?:{name}))*"
     docs: dict[str, str] = {}
-    for paragraph in re.split(r"\n\s*\n", kind.__doc__ or "") if name else ():
+    texts = [base.__doc__ or "" for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
+    for paragraph in re.split(r"\n\s*\n", "\n\n".join(texts)) if name else ():
         pieces = re.split(rf"(?:^|(?<=[.:;)] ))({names}): ", " ".join(paragraph.split()))
         for listed, text in zip(pieces[1::2], pieces[2::2], strict=True):
             docs |= dict.fromkeys(re.split(r",\s+", listed), text.strip())
