@@ -79,7 +79,7 @@ def test_it_trains_all_and_shows_what_hiding_costs(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(_resumable, "train", train)
     monkeypatch.setattr(_resumable, "measured_speed", lambda run: 10.0)
-    monkeypatch.setattr(jin_table, "report", lambda folders, page: page.write_text(str(len(folders))))
+    monkeypatch.setattr(_resumable, "report", lambda folders, page: page.write_text(str(len(folders))))
     result = jin_table.measure(dataclasses.replace(PLAN, where=str(tmp_path)), lambda line: None)
     assert len(set(trained)) == 3 * 2 * 2
     assert result["expected"]["hours"] == pytest.approx(12 * 100 / 10 / 3600)

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from murmurate.bench import _commands
 from murmurate.bench._cache import set_aside
 from murmurate.bench._result import Log, format_number
 from murmurate.errors import RunFailed
+from murmurate.record.report import report
 from murmurate.record.stored import read_object
 from murmurate.training import checkpoint
 from murmurate.training.run_folder import write_json
@@ -146,6 +147,14 @@ def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
             log(f"{run.label}, seed {run.seed}: {result} after {end:,} env steps")
         summaries[end] = summary
     return summaries
+
+
+def reports(runs: Mapping[Any, ResumableRun], where: str, suffix: str = "") -> list[str]:
+    """A report of each first part of a run's key, such as its world, with the curves of all its runs."""
+    pages = {name: Path(where) / f"{name}{suffix}.html" for name, *_ in runs}
+    for name, page in pages.items():
+        report([run.folder for key, run in runs.items() if key[0] == name], page)
+    return list(map(str, pages.values()))
 
 
 def _check_settings(run: ResumableRun) -> None:

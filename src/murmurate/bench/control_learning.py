@@ -22,7 +22,6 @@ from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.recipes import recipe
-from murmurate.record.report import report
 
 NAME = "control-learning"
 SUMMARY = "returns of TD3 and SAC on MuJoCo beside the authors' curves and SB3, resumable; --full: 4 seeds"
@@ -125,11 +124,7 @@ def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
         ours = [summaries[world, agent, seed] for seed in range(plan.seeds)]
         theirs = [_sb3(plan, world, agent, seed, log) for seed in range(plan.sb3_seeds)]
         rows.append(_row(plan, world, agent, ours, theirs))
-    pages = []
-    for world in plan.worlds:
-        page = Path(plan.where) / f"{world}-to-{plan.env_steps}.html"
-        report([run.folder for key, run in runs.items() if key[0] == world], page)
-        pages.append(str(page))
+    pages = _resumable.reports(runs, plan.where, f"-to-{plan.env_steps}")
     return {"expected": cost, "rows": rows, "reports": pages}
 
 

@@ -18,7 +18,6 @@ from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import unknown
 from murmurate.ranges import PositiveInt
-from murmurate.record.report import report
 from murmurate.record.score_statistics import interquartile_mean
 
 NAME = "jin-table"
@@ -108,7 +107,7 @@ def measure(plan: JinPlan, log: Log) -> dict[str, Any]:
         "paper": CLAIM,
         "rows": table,
         "lost": lost(table),
-        "reports": pages(plan, {key: run.folder for key, run in runs.items()}),
+        "reports": _resumable.reports(runs, plan.where, f"-to-{plan.env_steps}"),
     }
 
 
@@ -176,13 +175,3 @@ def lost(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 {"task": task, "agent": agent, "plain": before, "hidden": after, "lost": before - after}
             )
     return comparisons
-
-
-def pages(plan: JinPlan, folders: Mapping[tuple[str, str, int], Path]) -> list[str]:
-    """A report of each task, with the curves of all agents."""
-    written = []
-    for task in plan.tasks:
-        page = Path(plan.where) / f"{task}-to-{plan.env_steps}.html"
-        report([folder for key, folder in folders.items() if key[0] == task], page)
-        written.append(str(page))
-    return written

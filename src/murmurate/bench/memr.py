@@ -18,7 +18,6 @@ from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import unknown
 from murmurate.ranges import NonNegativeInt, PositiveInt
-from murmurate.record.report import report
 from murmurate.record.runs import RecordedRun, open_run
 
 NAME = "memr"
@@ -94,11 +93,6 @@ def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
         _row(task, agent, {key[2]: runs[key] for key in runs if key[:2] == (task, agent)}, summaries)
         for task, agent in itertools.product(plan.tasks, plan.agents)
     ]
-    pages = []
-    for task in plan.tasks:
-        page = Path(plan.where) / f"{task}.html"
-        report([run.folder for key, run in runs.items() if key[0] == task], page)
-        pages.append(str(page))
     return {
         "expected": cost,
         "published": [
@@ -108,7 +102,7 @@ def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
         ],
         "rows": rows,
         "claims": claims(rows),
-        "reports": pages,
+        "reports": _resumable.reports(runs, plan.where),
     }
 
 

@@ -18,7 +18,6 @@ from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, diverged
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.ranges import PositiveInt
-from murmurate.record.report import report
 from murmurate.record.score_statistics import interquartile_mean
 
 NAME = "spo-learning"
@@ -105,11 +104,7 @@ def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
                 "hours": sum(summary["wall_seconds"] for summary in ends) / 3600,
             }
         )
-    pages = []
-    for world in plan.worlds:
-        page = Path(plan.where) / f"{world}-to-{plan.env_steps}.html"
-        report([run.folder for key, run in runs.items() if key[0] == world], page)
-        pages.append(str(page))
+    pages = _resumable.reports(runs, plan.where, f"-to-{plan.env_steps}")
     return {"expected": cost, "paper": CLAIM, "rows": rows, "reports": pages}
 
 
