@@ -126,13 +126,13 @@ def test_the_full_plans_are_the_papers() -> None:
 
 def test_a_folder_whose_run_had_other_settings_is_refused(tmp_path: Path, trainer: Trainer) -> None:
     job, *_ = _gala.jobs(plan(tmp_path))
-    _gala.train(job, SILENT)
+    _resumable.train(job.run, SILENT)
     other, *_ = _gala.jobs(plan(tmp_path, eval_episodes=50))
     assert other.folder == job.folder
     with pytest.raises(RunFailed, match=r"--eval-episodes 2; this plan would .* --eval-episodes 50 there"):
-        _gala.train(other, SILENT)
+        _resumable.train(other.run, SILENT)
     assert len(trainer.commands) == 2  # one for each end of the first plan's run
-    _gala.train(job, SILENT)
+    _resumable.train(job.run, SILENT)
 
 
 # -- hours ---------------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path
     small = plan(tmp_path)
     field = _gala.jobs(small)
     over, half, cut_off, *_ = field
-    _gala.train(over, SILENT)
+    _resumable.train(over.run, SILENT)
     save(half.folder, 3_000)
     cut_off.folder.mkdir()  # killed before it saved anything: it counts whole
-    cost = _gala.expected(field, SILENT)
+    cost = _resumable.expected([job.run for job in field], SILENT)
     assert cost["env_steps_planned"] == 8 * 4_000
     assert cost["env_steps_left"] == 1_000 + 6 * 4_000
     assert cost["hours"] == pytest.approx(25_000 / 100 / 3600)
@@ -182,11 +182,11 @@ def test_nothing_is_measured_where_nothing_is_left(tmp_path: Path, trainer: Trai
 
 def test_one_run_goes_through_all_its_ends(tmp_path: Path, trainer: Trainer) -> None:
     (job, *_) = _gala.jobs(plan(tmp_path))
-    facts = _gala.train(job, SILENT)
+    facts = _resumable.train(job.run, SILENT)
     assert {end: f["env_steps"] for end, f in facts.items()} == {1_000: 1_000, 4_000: 4_000}
     assert [words[0] for words in trainer.commands] == ["train", "resume"]
     assert trainer.commands[1] == ["resume", str(job.folder), "--env-steps", "4000"]
-    assert _gala.train(job, SILENT) == facts
+    assert _resumable.train(job.run, SILENT) == facts
     assert len(trainer.commands) == 2
 
 
@@ -213,7 +213,7 @@ def test_a_run_killed_before_it_saved_begins_anew_and_its_rest_is_set_aside(
     (job, *_) = _gala.jobs(plan(tmp_path))
     job.folder.mkdir(parents=True)
     (job.folder / "run.json").write_text("{}")
-    _gala.train(job, SILENT)
+    _resumable.train(job.run, SILENT)
     assert trainer.commands[0][0] == "train"
     (aside,) = (tmp_path / "runs").glob("*-cut-off-*")
     assert (aside / "run.json").exists()
@@ -232,7 +232,7 @@ def test_a_run_that_failed_of_something_else_is_no_result(
 
     monkeypatch.setattr(_resumable, "murmurate", full_disk)
     with pytest.raises(RunFailed, match="ended with 1 before 1,000"):
-        _gala.train(job, SILENT)
+        _resumable.train(job.run, SILENT)
     assert job.run.summary(1_000) is None
     assert job.run.env_steps_left() == 3_700
 
@@ -255,11 +255,11 @@ def test_only_numbers_that_are_not_finite_are_divergence(told: str, is_divergenc
 def test_a_diverged_run_is_over_and_never_tried_again(tmp_path: Path, trainer: Trainer) -> None:
     (job, *_) = _gala.jobs(plan(tmp_path))
     trainer.diverges = job.folder.name
-    facts = _gala.train(job, SILENT)
+    facts = _resumable.train(job.run, SILENT)
     assert len(trainer.commands) == 1
     assert all(_resumable.diverged(f) for f in facts.values())
     assert job.run.env_steps_left() == 0
-    assert _gala.train(job, SILENT) == facts
+    assert _resumable.train(job.run, SILENT) == facts
     assert len(trainer.commands) == 1
 
 
@@ -360,11 +360,11 @@ def test_shares_are_by_simulators_and_compared_as_the_paper_does(tmp_path: Path,
 
 _BENCH = """
 import signal, sys
-from murmurate.bench import _gala
+from murmurate.bench import _gala, _resumable
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's child is born deaf to it
 plan = _gala.GalaPlan(("cartpole",), 1, (int(sys.argv[1]),), 1, (16,), 1, sys.argv[2])
 (job,) = [job for job in _gala.jobs(plan) if job.method == "GALA-A2C"]
-_gala.train(job, print)
+_resumable.train(job.run, print)
 """
 
 
@@ -403,7 +403,7 @@ def test_a_real_run_interrupted_by_ctrl_c_is_saved_and_resumed(
         return murmurate(words, output)
 
     monkeypatch.setattr(_resumable, "murmurate", run)
-    facts = _gala.train(job, SILENT)[end]
+    facts = _resumable.train(job.run, SILENT)[end]
     assert [words[0] for words in commands] == ["resume"]
     assert facts["env_steps"] >= end
     (resumed,) = [r for r in read_metrics(metrics) if r.get("event") == "resumed"]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from murmurate.agents.a2c import A2C
-from murmurate.bench import _resumable
-from murmurate.bench._result import Log
-from murmurate.bench._resumable import ResumableRun, Summary
+from murmurate.bench._resumable import ResumableRun
 from murmurate.ranges import PositiveInt
 from murmurate.recipes import recipe
 
@@ -103,13 +100,3 @@ def jobs(plan: GalaPlan) -> list[Job]:
         for simulators in plan.simulators
         for method in METHODS
     ]
-
-
-def expected(jobs: Sequence[Job], log: Log) -> dict[str, Any]:
-    """See ``_resumable.expected``. The speed is measured once, and assumed for all runs."""
-    return _resumable.expected([job.run for job in jobs], log)
-
-
-def train(job: Job, log: Log) -> dict[int, Summary]:
-    """See ``_resumable.train``."""
-    return _resumable.train(job.run, log)

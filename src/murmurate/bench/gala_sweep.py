@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from murmurate.bench import _gala
+from murmurate.bench import _gala, _resumable
 from murmurate.bench._gala import GalaPlan, Job
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import Summary, diverged
@@ -50,8 +50,8 @@ def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
     which no episode ended, has no score and does not succeed.
     """
     runs = _gala.jobs(plan)
-    cost = _gala.expected(runs, log)
-    table = rows(plan, {job: _gala.train(job, log) for job in runs})
+    cost = _resumable.expected([job.run for job in runs], log)
+    table = rows(plan, {job: _resumable.train(job.run, log) for job in runs})
     compared = [row["gala_at_least_a2c"] for row in table if row["gala_at_least_a2c"] is not None]
     return {
         **({"scaled_down": _SCALED_DOWN} if plan.env_steps[-1] < FULL.env_steps[-1] else {}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from murmurate.bench import _gala
+from murmurate.bench import _gala, _resumable
 from murmurate.bench._gala import GalaPlan, Job
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import Summary, diverged
@@ -60,8 +60,8 @@ def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
     several learners has the mean of their parameters.
     """
     runs = _gala.jobs(plan)
-    cost = _gala.expected(runs, log)
-    summaries = {job: _gala.train(job, log) for job in runs}
+    cost = _resumable.expected([job.run for job in runs], log)
+    summaries = {job: _resumable.train(job.run, log) for job in runs}
     return {
         **({"scaled_down": _SCALED_DOWN} if plan.env_steps[-1] < FULL.env_steps[-1] else {}),
         "expected": cost,
