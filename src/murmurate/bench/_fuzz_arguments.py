@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import os
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -183,7 +182,3 @@ def _random_words(draw: random.Random) -> list[str]:
     """Up to four words of any kind: values, paths, names, options of other verbs."""
     pool = (*_WORDS, *_NUMBERS, *_MISPLACED_WORDS)
     return [draw.choice(pool) for _ in range(draw.randint(0, 4))]
-
-
-if __name__ == "__main__":
-    print(attack(int(sys.argv[1]), int(sys.argv[2])))

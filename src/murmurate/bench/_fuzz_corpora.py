@@ -6,7 +6,6 @@ import gzip
 import io
 import random
 import re
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,7 +171,3 @@ def _write_expensive(name: str, path: Path, draw: random.Random) -> None:
             np.lib.format.write_array_header_1_0(
                 file, {"descr": "<f8", "fortran_order": False, "shape": shape}
             )
-
-
-if __name__ == "__main__":
-    print(attack(int(sys.argv[1]), int(sys.argv[2])))

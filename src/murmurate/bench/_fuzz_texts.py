@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,7 +116,3 @@ def _overwrite_with_syntax(path: Path, draw: random.Random) -> None:
     )
     data = b"id,text\n" * draw.choice((0, 1)) + syntax * draw.choice((1_000, 100_000))
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-
-
-if __name__ == "__main__":
-    print(attack(int(sys.argv[1]), int(sys.argv[2])))
