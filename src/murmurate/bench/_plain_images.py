@@ -51,12 +51,14 @@ def plain_net(size: int, classes: int) -> nn.Module:
     return ResNet("resnet18", (3, size, size), classes, norm=norm, generator=generator)
 
 
-def sgd(net: nn.Module) -> torch.optim.Optimizer:
+def sgd(
+    net: nn.Module, lr: float = 0.1, weight_decay: float = 1e-4, momentum: float = 0.9
+) -> torch.optim.Optimizer:
     groups = [
-        {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": 1e-4},
+        {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in net.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
-    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
 
 
 def train(rank: int, engine: str, data: str, folder: str, size: int, batch: int, classes: int, progress: str,

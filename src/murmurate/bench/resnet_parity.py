@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from murmurate.bench._cache import cached_value
-from murmurate.bench._plain_images import PlainNorm
+from murmurate.bench._plain_images import PlainNorm, sgd
 from murmurate.bench._result import Log
 from murmurate.datasets.image_set import ImageBatch
 from murmurate.datasets.interface import DataSet
@@ -189,17 +189,7 @@ class PlainLoop:
         self.mean = torch.tensor(config.pixel_mean).view(1, -1, 1, 1)
         self.deviation = torch.tensor(config.pixel_std).view(1, -1, 1, 1)
         self.bfloat16 = config.resolved(spec, torch.device("cpu")).precision == "bfloat16"
-        weights = [p for p in self.net.parameters() if p.dim() > 1]
-        biases_and_norms = [p for p in self.net.parameters() if p.dim() == 1]
-        self.optimizer = torch.optim.SGD(
-            [
-                {"params": weights, "weight_decay": config.weight_decay},
-                {"params": biases_and_norms, "weight_decay": 0.0},
-            ],
-            lr=config.rate(1),
-            momentum=config.momentum,
-            nesterov=True,
-        )
+        self.optimizer = sgd(self.net, config.rate(1), config.weight_decay, config.momentum)
         updates = run.planned_updates()
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, config.rate_factor(updates))
 
