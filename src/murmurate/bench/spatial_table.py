@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
+from murmurate.bench._cache import cached_value
 from murmurate.bench._result import Log, median
 from murmurate.bench._spatial_timing import Case, timed
 from murmurate.ranges import PositiveInt
-from murmurate.record.stored import read_object
 from murmurate.spec import usable_cores
-from murmurate.training.run_folder import write_json
 
 NAME = "spatial-table"
 SUMMARY = "Jin's Tables 4.2 and 4.3: sizes, parts and dilation of a convolution, time and memory; resumable"
@@ -89,18 +90,20 @@ def measure(plan: TablePlan, log: Log) -> dict[str, Any]:
 
 
 def row(plan: TablePlan, dilation: int, size: int, parts: int) -> dict[str, Any]:
-    """A row of the table, which is measured unless its file exists."""
-    settings = f"{size}-parts-{parts}-dilation-{dilation}-batch-{plan.batch}-channels-{plan.channels}"
-    file = Path(plan.where) / f"{settings}-rounds-{plan.rounds}.json"
-    if file.exists():
-        return dict(read_object(file))
+    """A row of the table, which is measured once."""
     case = Case(size, (parts, 1), dilation, channels=plan.channels, batch=plan.batch)
-    whole, split = timed(case, plan.rounds)
-    measured = {
+    key = [asdict(case), plan.rounds]
+    return dict(cached_value(Path(plan.where), "row", key, lambda: _measured(case, plan.rounds)))
+
+
+def _measured(case: Case, rounds: int) -> dict[str, Any]:
+    size, (parts, _), dilation = case.size, case.grid, case.dilation
+    whole, split = timed(case, rounds)
+    return {
         "size": size,
         "parts": parts,
         "dilation": dilation,
-        "batch": plan.batch,
+        "batch": case.batch,
         "whole_forward_ms": 1e3 * median(whole.forward),
         "whole_backward_ms": 1e3 * median(whole.backward),
         "whole_megabytes": whole.activation_bytes / 1e6,
@@ -120,9 +123,6 @@ def row(plan: TablePlan, dilation: int, size: int, parts: int) -> dict[str, Any]
         ),
         "case": asdict(case),
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, measured)
-    return dict(read_object(file))
 
 
 def verdict(rows: list[dict[str, Any]]) -> str:
@@ -145,14 +145,8 @@ def verdict(rows: list[dict[str, Any]]) -> str:
 
 def draw(plan: TablePlan, rows: list[dict[str, Any]]) -> Path:
     """Draw speed-ups against parts, a panel for each dilation, with the paper's as dashed lines."""
-    import matplotlib  # slow to import, and most commands draw nothing
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(
-        1, len(plan.dilations), figsize=(4.5 * len(plan.dilations), 3.6), sharey=True, squeeze=False
-    )
+    figure = Figure(figsize=(4.5 * len(plan.dilations), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(plan.dilations), sharey=True, squeeze=False)
     for panel, dilation in zip(panels[0], plan.dilations, strict=True):
         for colour, size in enumerate(plan.sizes):
             chosen = [r for r in rows if (r["dilation"], r["size"]) == (dilation, size)]
@@ -164,8 +158,6 @@ def draw(plan: TablePlan, rows: list[dict[str, Any]]) -> Path:
         panel.set_title(f"dilation {dilation}")
     panels[0][0].set_ylabel("backward pass: times as fast as whole")
     panels[0][0].legend(title="image side in pixels (dashed: Jin 2018, GPUs)")
-    figure.tight_layout()
     path = Path(plan.where) / "speedup.svg"
     figure.savefig(path)
-    plt.close(figure)
     return path
