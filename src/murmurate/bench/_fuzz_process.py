@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import resource
 import runpy
+import shutil
 import signal
 import sys
 import tempfile
@@ -65,7 +66,7 @@ def attack(
             if outcome not in ("refused", "accepted", "failed") or peak_bytes > 1 << 30:
                 output = (attempt_folder / "output").read_text(errors="replace")[-2_000:]
                 print(f"{outcome} ({peak_bytes:,} bytes): {case!r}\n{output}", file=sys.stderr, flush=True)
-            _remove(attempt_folder)
+            shutil.rmtree(attempt_folder, ignore_errors=True)
     return dict(counts)
 
 
@@ -131,12 +132,3 @@ def _has_left(group: int) -> bool:
         os.killpg(group, signal.SIGKILL)
         return True
     return False
-
-
-def _remove(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
-    folder.rmdir()
