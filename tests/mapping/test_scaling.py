@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from murmurate.mapping.scaling import BatchCosts, ExchangeCosts, scaling_factor, spo_seconds
+from murmurate.mapping.scaling import BatchCosts, scaling_factor, spo_seconds
 
 WHOLE = BatchCosts(sample=4e-3, forward=16e-3, backward=16e-3, update=0.0, priority=2e-3)
-EXCHANGE = ExchangeCosts(average=3e-3, weights=1e-3)
+AVERAGE_SECONDS = 5e-3
 
 
 def shared(learners: int) -> BatchCosts:
@@ -19,17 +19,16 @@ def shared(learners: int) -> BatchCosts:
 @pytest.mark.parametrize("period", [1, 5, 25])
 def test_closed_form_of_spo(learners: int, period: int) -> None:
     """Eq. 5.6 is eq. 5.2 over L times eq. 5.5, where a part of a batch takes a part of the time."""
-    seconds = spo_seconds(shared(learners), EXCHANGE, period)
-    exchanged = 2 * EXCHANGE.weights + EXCHANGE.average
-    closed = 1 / (1 + exchanged * learners / (WHOLE.total * period))
+    seconds = spo_seconds(shared(learners), AVERAGE_SECONDS, period)
+    closed = 1 / (1 + AVERAGE_SECONDS * learners / (WHOLE.total * period))
     assert scaling_factor(WHOLE.total, seconds, learners) == pytest.approx(closed)
 
 
 def test_rarer_means_and_free_exchanges_scale_better() -> None:
     part = shared(4)
-    seconds = [spo_seconds(part, EXCHANGE, period) for period in (1, 5, 10, 25)]
+    seconds = [spo_seconds(part, AVERAGE_SECONDS, period) for period in (1, 5, 10, 25)]
     assert seconds == sorted(seconds, reverse=True)
-    assert spo_seconds(part, ExchangeCosts(average=0.0), 1) == part.total
+    assert spo_seconds(part, 0.0, 1) == part.total
     assert scaling_factor(WHOLE.total, part.total, 4) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="period"):
-        spo_seconds(part, EXCHANGE, 0)
+        spo_seconds(part, AVERAGE_SECONDS, 0)

@@ -18,7 +18,7 @@ from murmurate.bench import _roles
 from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
-from murmurate.mapping.scaling import BatchCosts, ExchangeCosts, scaling_factor, spo_seconds
+from murmurate.mapping.scaling import BatchCosts, scaling_factor, spo_seconds
 from murmurate.ranges import PositiveInt
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.row_replay import RowReplay
@@ -102,7 +102,7 @@ def _case(by_learner: list[dict[str, Any]], period: int) -> _Case:
     costs = max((BatchCosts(**learner["parts"]) for learner in by_learner), key=lambda cost: cost.total)
     average = max(learner["mean"] for learner in by_learner)
     measured = max(learner["updates"][period] for learner in by_learner)
-    return _Case(measured, spo_seconds(costs, ExchangeCosts(average), period), costs, average)
+    return _Case(measured, spo_seconds(costs, average, period), costs, average)
 
 
 def _row(

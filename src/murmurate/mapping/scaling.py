@@ -26,21 +26,13 @@ class BatchCosts:
         return self.sample + self.forward + self.backward + self.update + self.priority
 
 
-@dataclass(frozen=True)
-class ExchangeCosts:
-    """Seconds to average the parameters of L learners, and to move one learner's parameters to or from the
-    place where they are averaged (``weights``)."""
-
-    average: float
-    weights: float = 0.0
-
-
-def spo_seconds(part: BatchCosts, exchange: ExchangeCosts, period: int) -> float:
+def spo_seconds(part: BatchCosts, average_seconds: float, period: int) -> float:
     """Seconds for an update with L learners that each have their own part of the replay, and average their
-    parameters every ``period`` (H) updates (eq. 5.5). part: costs of one learner's share of a batch."""
+    parameters every ``period`` (H) updates (eq. 5.5). part: costs of one learner's share of a batch.
+    average_seconds: to average the parameters, moving them there and back included."""
     if period < 1:
         raise ValueError(f"period is {period}; it must be at least 1 update")
-    return part.total + (2 * exchange.weights + exchange.average) / period
+    return part.total + average_seconds / period
 
 
 def scaling_factor(alone_seconds: float, together_seconds: float, learners: int) -> float:
