@@ -58,6 +58,11 @@ def test_what_cannot_be_searched_is_refused(text: str, cause: str) -> None:
     assert cause in str(refused.value)
 
 
+def test_a_name_of_several_fields_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"--epsilon may be --agent\.epsilon or --replay\.epsilon"):
+        search_space(recipe("cartpole-dqn"), ["epsilon=0.1..0.2"], "murmurate tune")
+
+
 @pytest.mark.parametrize(
     "name", ["cartpole-a2c", "cartpole-ppo", "cartpole-dqn", "cartpole-trpo", "cartpole-impala"]
 )

@@ -86,7 +86,7 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
         name, equals, value = word[2:].replace("_", "-").partition("=")
         if equals:
             _, _, value = word.partition("=")  # the value keeps its underscores
-        name = _full_name(name, known, command)
+        name = full_name(name, known, command)
         words = [value] if equals else []
         takes_several = _tuple_in(known[name].kind) is not None
         while not equals and remaining and not remaining[0].startswith("--") and (takes_several or not words):
@@ -105,7 +105,7 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
 def given(arguments: Sequence[str], config: Any, command: str) -> set[str]:
     """The full names, without dashes, of the options of ``config`` in ``arguments``; raises as ``change``."""
     known = {option.name: option for option in options(config)}
-    return {_full_name(_name(word), known, command) for word in arguments if word.startswith("--")}
+    return {full_name(_name(word), known, command) for word in arguments if word.startswith("--")}
 
 
 def divide(
@@ -122,7 +122,7 @@ def divide(
     target = other_arguments
     for word in arguments:
         if word.startswith("--"):
-            name = _full_name(_name(word), names | other_names, command)
+            name = full_name(_name(word), names | other_names, command)
             target = config_arguments if name in names else other_arguments
         target.append(word)
     return config_arguments, other_arguments
@@ -133,7 +133,7 @@ def _name(word: str) -> str:
     return word[2:].partition("=")[0].replace("_", "-")
 
 
-def _full_name(name: str, known: Mapping[str, Option], command: str) -> str:
+def full_name(name: str, known: Mapping[str, Option], command: str) -> str:
     """The option that ``name`` stands for: itself, or the only one of that name in a group
     (``learning-rate``: ``agent.learning-rate``). Raises Refusal where there is none, or more than one."""
     if name in known:

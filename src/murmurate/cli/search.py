@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from murmurate.cli.options import Option, change, options
+from murmurate.cli.options import Option, change, full_name, options
 from murmurate.errors import Refusal
 from murmurate.tuning.space import Dimension
 
@@ -18,7 +18,7 @@ def search_space(run: Any, texts: Sequence[str], command: str) -> list[Dimension
     space: dict[str, Dimension] = {}
     named: set[str] = set()
     for text in texts or ["default"]:
-        dimensions = default_space(known) if text == "default" else [_parse(text, run, known, command)]
+        dimensions = default_space(known) if text == "default" else [_parse(text, known, command)]
         if text != "default" and (name := dimensions[0].name) in named:
             raise Refusal(f"--search {name} is given twice. Name all its values once.")
         named |= {dimension.name for dimension in dimensions if text != "default"}
@@ -113,9 +113,9 @@ def _within_range(dimension: Dimension, option: Option) -> Dimension:
 # -- what --search names ----------------------------------------------------------------------------------
 
 
-def _parse(text: str, run: Any, known: dict[str, Option], command: str) -> Dimension:
+def _parse(text: str, known: dict[str, Option], command: str) -> Dimension:
     name, equals, values = text.partition("=")
-    option = _find_option(name.removeprefix("--").replace("_", "-"), run, known, command)
+    option = known[full_name(name.removeprefix("--").replace("_", "-"), known, command)]
     usage = f"--search {option.name}=LOW..HIGH, LOW..HIGH:log or A,B,C"
     if not equals or not values:
         raise Refusal(f"--search {text} names no values. Use {usage}.")
@@ -142,16 +142,3 @@ def _parse(text: str, run: Any, known: dict[str, Option], command: str) -> Dimen
     if scale and ends[0] <= 0:
         raise Refusal(f"--search {text}: a logarithmic scale begins above 0. Leave out :log.")
     return Dimension(option.name, ends[0], ends[1], bool(scale), is_integer)
-
-
-def _find_option(name: str, run: Any, known: dict[str, Option], command: str) -> Option:
-    """The option called ``name``, with or without its group (``learning-rate``)."""
-    if name in known:
-        return known[name]
-    matching = [option for option in known.values() if option.name.rpartition(".")[2] == name]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        raise Refusal(f"--search {name}: say which of {', '.join(option.name for option in matching)}.")
-    change(run, [f"--{name}", "0"], command)  # refuses it, with the nearest name
-    raise Refusal(f"There is no field called '{name}'. See: {command} --help")
