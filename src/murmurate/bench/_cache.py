@@ -12,7 +12,7 @@ from murmurate.bench._commands import run_murmurate
 from murmurate.bench._result import Log
 from murmurate.record.runs import RecordedRun, open_run
 from murmurate.record.stored import read_object
-from murmurate.training.run_folder import write_json
+from murmurate.training.run_folder import set_aside, write_json
 
 
 def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
@@ -35,12 +35,6 @@ def _finished(folder: Path) -> bool:
         return bool(json.loads((folder / "summary.json").read_text())["exit"] == "finished")
     except FileNotFoundError:
         return False
-
-
-def set_aside(folder: Path) -> None:
-    """Rename ``folder``, which an interrupted run left, if it exists."""
-    if folder.exists():
-        folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
 
 
 def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:

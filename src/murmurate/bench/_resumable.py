@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands
-from murmurate.bench._cache import set_aside
 from murmurate.bench._result import Log, format_number
 from murmurate.errors import RunFailed
 from murmurate.record.report import report
 from murmurate.record.stored import read_object
 from murmurate.training import checkpoint
-from murmurate.training.run_folder import write_json
+from murmurate.training.run_folder import set_aside, write_json
 
 Summary = dict[str, Any]  # ``summary.json`` of a run at one of its ends
 

@@ -305,6 +305,12 @@ def is_valid(kind: Any, value: Any) -> bool:
     return kind is Any or isinstance(value, origin or kind)
 
 
+def set_aside(folder: Path) -> None:
+    """Rename ``folder``, which an interrupted run left, if it exists."""
+    if folder.exists():
+        folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write ``value``, with its checksum, atomically: a reader sees the old file or the new one."""
     fresh = path.with_name(path.name + ".new")

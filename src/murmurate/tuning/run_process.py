@@ -18,7 +18,7 @@ from murmurate.recipes import recipe
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training import checkpoint
 from murmurate.training.run import Run
-from murmurate.training.run_folder import locked, plain
+from murmurate.training.run_folder import locked, plain, write_json
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _POLL_SECONDS = 0.1
@@ -206,7 +206,10 @@ def is_held(folder: Path) -> bool:
         return True
 
 
-def set_aside(folder: Path) -> None:
-    """Rename ``folder``, if it exists: a killed run left it, without a checkpoint."""
-    if folder.exists():
-        folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
+def write_settings(folder: Path, name: str, content: dict[str, Any]) -> None:
+    """Write the file ``name`` of a sweep or study into ``folder``, which is made if needed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / name, content)
+    except OSError as error:
+        raise Refusal(f"{folder} cannot be written: {error.strerror}. Choose another with --out.") from error

@@ -15,7 +15,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.record.figures import number_text
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training.run import Run
-from murmurate.training.run_folder import plain, write_json
+from murmurate.training.run_folder import plain, set_aside
 from murmurate.tuning import run_process
 from murmurate.tuning.objective import Objective, Progress
 from murmurate.tuning.page import write_page
@@ -111,13 +111,8 @@ class Study:
         return Trials(self.folder, self.space, direction, self.sampler, self.pruner, self.run.seed)
 
     def _write(self, settings: dict[str, Any]) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(self.folder / FILE, {**settings, "command": self.command, "train": list(self.words)})
-        except OSError as error:
-            raise Refusal(
-                f"{self.folder} cannot be written: {error.strerror}. Choose another with --out."
-            ) from error
+        content = {**settings, "command": self.command, "train": list(self.words)}
+        run_process.write_settings(self.folder, FILE, content)
 
     # -- trials -------------------------------------------------------------------------------------------
 
@@ -139,7 +134,7 @@ class Study:
             command = ["resume", str(folder)]
             self.say(f"trial {held.number}: was cut off, goes on from its checkpoint")
         else:
-            run_process.set_aside(folder)
+            set_aside(folder)
             command = [*self.words, *options, "--out", str(folder)]
         threads = 1 if self.jobs > 1 else None
         return trial, RunProcess(command, folder.with_suffix(".log"), threads)

@@ -17,7 +17,7 @@ from murmurate.record.report import report
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.record.sweeps import FILE, seed_folders
 from murmurate.training.run import Run
-from murmurate.training.run_folder import plain, write_json
+from murmurate.training.run_folder import plain, set_aside
 from murmurate.tuning import run_process
 from murmurate.tuning.objective import read_objective
 from murmurate.tuning.run_process import HeldRun, Running, RunProcess
@@ -97,13 +97,8 @@ class Sweep:
             seeds |= set(seed_folders(self.folder))
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise Refusal(f"{self.folder} is not empty and holds no sweep. Choose another: --out.")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"settings": settings, "seeds": sorted(seeds), "command": self.command})
-        except OSError as error:
-            raise Refusal(
-                f"{self.folder} cannot be written: {error.strerror}. Choose another with --out."
-            ) from error
+        content = {"settings": settings, "seeds": sorted(seeds), "command": self.command}
+        run_process.write_settings(self.folder, FILE, content)
 
     def _start(self, seed: int, folder: Path) -> Running:
         if run_process.is_held(folder):
@@ -112,7 +107,7 @@ class Sweep:
         if run_process.can_resume(folder):
             words = ["resume", str(folder)]
         else:
-            run_process.set_aside(folder)
+            set_aside(folder)
             words = [*self.words, "--seed", str(seed), "--out", str(folder)]
         self.say(f"seed {seed}: murmurate {shlex.join(words)}")
         parallel = self.jobs > 1
