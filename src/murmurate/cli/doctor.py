@@ -6,6 +6,7 @@ import importlib.util
 import os
 import resource
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
@@ -30,7 +31,8 @@ def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     functions: list[Callable[[], dict[str, str]]] = [
         _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
-        _mujoco, _control, _adroit, _doom, _mazes, _video, _secret, _store,
+        partial(_installed, "MuJoCo", "mujoco", "mujoco"), _control, _adroit, _doom, _mazes,
+        partial(_installed, "video", "imageio_ffmpeg", "video"), _secret, _store,
     ]  # fmt: skip
     checks = [check() for check in functions]
     return {
@@ -156,10 +158,10 @@ def _roms() -> dict[str, str]:
     return _check("Atari", _OK, f"{count} games")
 
 
-def _mujoco() -> dict[str, str]:
-    if importlib.util.find_spec("mujoco") is None:
-        return _check("MuJoCo", _NOTE, "not installed", "pip install 'murmurate[mujoco]'")
-    return _check("MuJoCo", _OK, "installed")
+def _installed(name: str, module: str, extra: str) -> dict[str, str]:
+    if importlib.util.find_spec(module) is None:
+        return _check(name, _NOTE, "not installed", f"pip install 'murmurate[{extra}]'")
+    return _check(name, _OK, "installed")
 
 
 def _control() -> dict[str, str]:
@@ -215,9 +217,3 @@ def _store() -> dict[str, str]:
     if where := exposure.torchrun_listens():
         return _check("torchrun's store", _NOTE, f"listens on {where}", exposure.DANGER)
     return _check("torchrun's store", _OK, "none that other hosts can reach")
-
-
-def _video() -> dict[str, str]:
-    if importlib.util.find_spec("imageio_ffmpeg") is None:
-        return _check("video", _NOTE, "not installed", "pip install 'murmurate[video]'")
-    return _check("video", _OK, "installed")

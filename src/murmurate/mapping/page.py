@@ -15,6 +15,7 @@ from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import relative_width
 from murmurate.mapping.primitives import PRIMITIVES, edges, producers, shape_of
 from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.record.figures import byte_size
 from murmurate.training.run import Run
 
 _POSITIONS = {  # (column, row) of each primitive in the picture of the graph
@@ -104,7 +105,7 @@ def _graph(run: Run, parameters: int, prediction: Prediction) -> str:
             axes.text(
                 (x0 + x1) / 2 + bend * (y1 - y0),
                 (y0 + y1) / 2 - bend,
-                _bytes(edge.bytes),
+                byte_size(edge.bytes),
                 fontsize=8,
                 color="0.35",
             )
@@ -117,13 +118,6 @@ def _graph(run: Run, parameters: int, prediction: Prediction) -> str:
     axes.set_ylim(-0.5, 1.5)
     axes.axis("off")
     return _encoded(figure)
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
 
 
 def _gantt(run: Run, prediction: Prediction) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
 
+from murmurate.record.drawings import label_rows
 from murmurate.record.figures import COLOURS, Draw, percent_axis, style_axes, tick_text
 from murmurate.tuning.objective import Objective
 from murmurate.tuning.space import Dimension
@@ -45,10 +46,8 @@ def bars(rows: Sequence[tuple[str, float]]) -> Draw:
             axes.barh(row, share, height=0.6, color=COLOURS["accent"], linewidth=0)
             axes.text(share + 0.01, row, f"{share:.0%}", va="center", color=COLOURS["ink"], fontsize="small")
         style_axes(axes, "", "share of the importance")
-        axes.grid(visible=False)
-        axes.set(xlim=(0, 1.06), ylim=(len(rows) - 0.45, -0.55))
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
+        label_rows(axes, [name for name, _ in rows])
+        axes.set_xlim(0, 1.06)
         percent_axis(axes.xaxis)
         axes.spines["bottom"].set_bounds(0, 1)
 
