@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from murmurate.cli.options import number_argument
+from murmurate.cli.options import number_argument, option
 from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed
 
 _COLUMNS = {
@@ -32,51 +32,23 @@ def add_verbs(verbs: Any) -> None:
     def verb(name: str, help: str, act: Any, tree: bool = True) -> Any:
         parser = verbs.add_parser(name, help=help, allow_abbrev=False)
         if tree:
-            parser.add_argument(
-                "--leaves", type=count, default=4096, help="transitions; a power of two (default %(default)s)"
-            )
-            parser.add_argument(
-                "--fan-out",
-                type=count,
-                default=4,
-                help="children of a node, K; a power of two (default %(default)s)",
-            )
-            parser.add_argument(
-                "--width", type=count, default=16, help="bits of a priority (default %(default)s)"
-            )
+            option(parser, "--leaves", count, 4096, "transitions; a power of two")
+            option(parser, "--fan-out", count, 4, "children of a node, K; a power of two")
+            option(parser, "--width", count, 16, "bits of a priority")
         parser.add_argument("--json", action="store_true")
         parser.set_defaults(act=act)
         return parser
 
     generate = verb("generate", "write the replay manager as Verilog", _generate)
-    generate.add_argument(
-        "--row-bits",
-        type=non_negative,
-        default=0,
-        help="bits of each transition's row; 0: no rows (default %(default)s)",
-    )
-    generate.add_argument(
-        "--out", type=Path, default=Path("replay_manager.v"), help="the file (default %(default)s)"
-    )
+    option(generate, "--row-bits", non_negative, 0, "bits of each transition's row; 0: no rows")
+    option(generate, "--out", Path, Path("replay_manager.v"), "the file")
     simulate = verb("simulate", "compare the simulated hardware with prefix sums", _simulate)
-    simulate.add_argument(
-        "--operations",
-        type=count,
-        default=20_000,
-        help="number of updates, and of samples (default %(default)s)",
-    )
-    simulate.add_argument(
-        "--seed", type=number_argument(Seed), default=0, help="of what is drawn (default %(default)s)"
-    )
+    option(simulate, "--operations", count, 20_000, "number of updates, and of samples")
+    option(simulate, "--seed", number_argument(Seed), 0, "of what is drawn")
     pnr = verb("pnr", "place and route: area and clock (minutes)", _pnr)
-    pnr.add_argument("--device", default="lfe5u-85f", help="a Lattice ECP5 (default %(default)s)")
-    pnr.add_argument("--seed", type=count, default=1, help="seed of the placement (default %(default)s)")
-    pnr.add_argument(
-        "--target-mhz",
-        type=number_argument(PositiveFloat),
-        default=150.0,
-        help="clock that is aimed at (default %(default)s)",
-    )
+    option(pnr, "--device", str, "lfe5u-85f", "a Lattice ECP5")
+    option(pnr, "--seed", count, 1, "seed of the placement")
+    option(pnr, "--target-mhz", number_argument(PositiveFloat), 150.0, "clock that is aimed at")
     verb("report", "the committed results of place and route", _report, tree=False)
 
 

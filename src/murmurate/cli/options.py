@@ -232,6 +232,11 @@ def number_argument(kind: Any) -> Callable[[str], Any]:
     return convert
 
 
+def option(parser: Any, name: str, convert: Callable[[str], Any], default: Any, help: str) -> None:
+    """Add an option whose help ends with its default value."""
+    parser.add_argument(name, type=convert, default=default, help=f"{help} (default %(default)s)")
+
+
 def parse_bool(word: str) -> bool:
     """Whether ``word`` means true. Raises ValueError for a word that is neither true nor false."""
     if word.lower() not in (*_TRUE, *_FALSE):

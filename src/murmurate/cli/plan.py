@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
-from murmurate.cli.options import change, given, number_argument
+from murmurate.cli.options import change, given, number_argument, option
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 from murmurate.spec import usable_cores
@@ -56,12 +56,7 @@ def add_verb(verbs: Any) -> None:
         help="return to reach with --objective time; trains short runs",
     )
     plan.add_argument("--watts", type=number_argument(PositiveFloat), help="power of a busy core")
-    plan.add_argument(
-        "--hosts",
-        type=number_argument(PositiveInt),
-        default=1,
-        help="number of equal hosts (default %(default)s)",
-    )
+    option(plan, "--hosts", number_argument(PositiveInt), 1, "number of equal hosts")
     plan.add_argument("--check", action="store_true", help="run the best few configurations, and compare")
     plan.add_argument("--apply", action="store_true", help="train with the best configuration")
     plan.add_argument("--out", type=Path, help="run folder of --apply")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate import plugins
+from murmurate.cli.options import option
 from murmurate.errors import Refusal
 
 _NOT_FORWARDED = frozenset({"verb", "inner", "act", "recipe", "out", "seeds", "jobs", "fields"})
@@ -15,9 +16,7 @@ _NOT_FORWARDED = frozenset({"verb", "inner", "act", "recipe", "out", "seeds", "j
 
 def add_options(train: Any) -> None:
     train.add_argument("--seeds", help="train once for each seed, as in 0-4 or 0,3,7, into one folder")
-    train.add_argument(
-        "--jobs", type=int, default=1, help="with --seeds: number of runs at once (default %(default)s)"
-    )
+    option(train, "--jobs", int, 1, "with --seeds: number of runs at once")
 
 
 def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from murmurate.cli.options import bool_argument, number_argument
+from murmurate.cli.options import bool_argument, number_argument, option
 from murmurate.cli.run_verbs import report_end
 from murmurate.fabric.processes.fork_server import begin_fork_server
 from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed
@@ -37,17 +37,13 @@ def add_verbs(verbs: Any) -> None:
         "show", help="top words of each topic, as a table, and as a page with a map and sample documents"
     )
     show.add_argument("folder", type=Path)
-    show.add_argument(
-        "--words",
-        type=number_argument(PositiveInt),
-        default=10,
-        help="words of each topic (default %(default)s)",
-    )
-    show.add_argument(
+    option(show, "--words", number_argument(PositiveInt), 10, "words of each topic")
+    option(
+        show,
         "--samples",
-        type=number_argument(NonNegativeInt),
-        default=3,
-        help="documents of each topic on the page, with their beginning (default 3)",
+        number_argument(NonNegativeInt),
+        3,
+        "documents of each topic on the page, with their beginning",
     )
     show.add_argument(
         "--out", type=Path, default=None, help="the page (default: topics.html in the run folder)"
@@ -74,12 +70,7 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("folder", type=Path, help="folder of the run that found the topics")
     evaluate.add_argument("corpus", type=Path, nargs="?", help="default: the run's test documents")
     _add_reading_options(evaluate)
-    evaluate.add_argument(
-        "--seed",
-        type=number_argument(Seed),
-        default=0,
-        help="seed of the choice of held-out words (default %(default)s)",
-    )
+    option(evaluate, "--seed", number_argument(Seed), 0, "seed of the choice of held-out words")
     evaluate.add_argument("--json", action="store_true", help="print the figures as JSON")
     evaluate.set_defaults(act=_lazy("topics_tables", "evaluate_command"))
 

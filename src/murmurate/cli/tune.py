@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.cli.help import Fields
-from murmurate.cli.options import number_argument
+from murmurate.cli.options import number_argument, option
 from murmurate.cli.run_verbs import add_env
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt
@@ -23,12 +23,7 @@ def add_verb(verbs: Any) -> None:
     add_env(tune)
     tune.add_argument("--strategy", help="as for train")
     tune.add_argument("--out", type=Path, help="the study's folder (default: runs/<recipe>-<time>-study)")
-    tune.add_argument(
-        "--trials",
-        type=number_argument(PositiveInt),
-        default=30,
-        help="number of trials in all (default %(default)s)",
-    )
+    option(tune, "--trials", number_argument(PositiveInt), 30, "number of trials in all")
     tune.add_argument(
         "--minutes", type=number_argument(PositiveFloat), help="after which no trial is started"
     )
@@ -40,11 +35,9 @@ def add_verb(verbs: Any) -> None:
         help="LOW..HIGH, LOW..HIGH:log or A,B,C; several times; 'default' adds what is searched without it",
     )
     tune.add_argument("--objective", help="figure of summary.json, NAME:max or NAME:min")
-    tune.add_argument("--sampler", default="tpe", help="tpe, random, qmc, cmaes or gp (default %(default)s)")
-    tune.add_argument(
-        "--pruner", default="median", help="median, halving, hyperband or none (default %(default)s)"
-    )
-    tune.add_argument("--jobs", type=int, default=1, help="number of trials at once (default %(default)s)")
+    option(tune, "--sampler", str, "tpe", "tpe, random, qmc, cmaes or gp")
+    option(tune, "--pruner", str, "median", "median, halving, hyperband or none")
+    option(tune, "--jobs", int, 1, "number of trials at once")
     tune.set_defaults(act=_tune, fields=_tune_fields)
 
 
