@@ -6,14 +6,13 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import random
 import signal
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from fabric.networked import RUN, SECRET, at_once, cabled, channels, members
+from fabric.networked import RUN, SECRET, cabled, channels, members
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.compression import ExactCodec
 from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
@@ -21,7 +20,6 @@ from waiting import until
 
 N = 50_000
 LIKE = torch.zeros(N)
-COUNT = 300
 
 
 def vector(value):
@@ -29,39 +27,6 @@ def vector(value):
 
 
 # -- connections ------------------------------------------------------------------------------------------
-
-
-def test_mail_in_memory_arrives_once_each_in_order_though_connections_keep_ending():
-    generator = random.Random(0)
-    with cabled() as (fabrics, cable):
-        here, there = channels(fabrics)
-
-        def send(fabric, to):
-            return all(fabric.send(to, "x", torch.full((5,), float(n)), note=n) for n in range(COUNT))
-
-        def read(fabric, breaks):
-            messages = []
-            for number in range(COUNT):
-                if breaks and generator.random() < 0.05:
-                    cable.snap()
-                message = fabric.wait("x", 20.0)
-                assert message is not None, f"message {number} did not come"
-                messages.append((message.sender, message.note, float(message.x[0])))
-            return messages, fabric.receive("x")
-
-        *sent, there_got, here_got = at_once(
-            lambda: send(here, 1),
-            lambda: send(there, 0),
-            lambda: read(there, True),
-            lambda: read(here, False),
-        )
-        assert sent == [True, True]
-        assert there_got == ([(0, float(n), float(n)) for n in range(COUNT)], None)
-        assert here_got == ([(1, float(n), float(n)) for n in range(COUNT)], None)
-        until(lambda: fabrics[0].endpoint.connections[1].times_connected > 1)
-        assert here.send(1, "x", torch.zeros(5))
-        assert there.wait("x", 20.0) is not None
-        assert there.receive("x") is None
 
 
 def test_what_is_in_memory_is_read_though_the_link_is_cut():

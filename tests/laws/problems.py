@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from murmurate.conformance.problems import (
     LINEAR,
     OPTIMIZERS,
@@ -16,6 +18,12 @@ from murmurate.conformance.problems import (
 )
 
 __all__ = [
-    "LINEAR", "OPTIMIZERS", "TYPICAL_OPTIMIZERS", "Point", "Problem", "Result", "halving", "same",
+    "HOW", "LINEAR", "OPTIMIZERS", "TYPICAL_OPTIMIZERS", "Point", "Problem", "Result", "halving", "same",
     "separate_last_layer", "slope",
 ]  # fmt: skip
+
+HOW = pytest.mark.parametrize(
+    "how",
+    [{}, {"float32": True, "clip": 0.3, "scheduled": True, "grouped": True}, {"bfloat16": True, "clip": 0.3}],
+    ids=["plain", "full", "bfloat16"],
+)

@@ -27,7 +27,7 @@ from laws.centre import (
     troubled,
     unit,
 )
-from laws.problems import OPTIMIZERS, Point, Problem, same
+from laws.problems import HOW, OPTIMIZERS, Point, Problem, same
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.replicator import Replicator
@@ -40,15 +40,7 @@ NAMES = ["every step", "no wait", "half"]
 
 class TestSolo:
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-    @pytest.mark.parametrize(
-        "how",
-        [
-            {},
-            {"float32": True, "clip": 0.3, "scheduled": True, "grouped": True},
-            {"bfloat16": True, "clip": 0.3},
-        ],
-        ids=["plain", "full", "bfloat16"],
-    )
+    @HOW
     def test_with_zero_pull_it_is_solo_to_the_bit(self, optimizer, how):
         problem = Problem(optimizer=optimizer, **how)
         expected = problem.alone(UPDATES)

@@ -26,7 +26,7 @@ from laws.centre import (
     solve,
     troubled,
 )
-from laws.problems import OPTIMIZERS, Problem, same
+from laws.problems import HOW, OPTIMIZERS, Problem, same
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replica.vector import Replica
@@ -43,15 +43,7 @@ KINDS = [
 
 class TestSolo:
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-    @pytest.mark.parametrize(
-        "how",
-        [
-            {},
-            {"float32": True, "clip": 0.3, "scheduled": True, "grouped": True},
-            {"bfloat16": True, "clip": 0.3},
-        ],
-        ids=["plain", "full", "bfloat16"],
-    )
+    @HOW
     def test_one_client_pushing_every_gradient_is_solo_to_the_bit(self, optimizer, how):
         """What it pulls after each step, and all that the centre is: parameters, moments, rates, clock."""
         problem = Problem(optimizer=optimizer, **how)
