@@ -77,6 +77,11 @@ def test_inputs_are_per_worker_or_per_replica():
         taken([], 1, per="host")
 
 
+def test_batches_with_fewer_rows_than_replicas_are_refused_if_there_are_no_others():
+    with pytest.raises(Refusal, match=r"\(1 rows do not make 2 shares\): make batches larger"):
+        taken([rows(k) for k in range(8)], replicas=2)
+
+
 def uneven(loop):
     def source(rank):
         return (torch.tensor([rank, k]) for k in range(3 + 2 * rank))

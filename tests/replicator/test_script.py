@@ -39,6 +39,12 @@ def test_each_replica_runs_and_its_result_comes_back_by_rank(launcher):
     assert torch.equal(result[1][3], torch.ones(2))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(Refusal, match="devices has 'cuda', and torch sees 0 GPUs here"):
+        run(who, launcher="inline", devices="cuda")
+
+
 def environment():
     here = [str(Path(__file__).parents[1]), str(EXAMPLES), *sys.path]
     return os.environ | {"PYTHONPATH": os.pathsep.join(here), "OMP_NUM_THREADS": "1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -574,6 +575,35 @@ def test_where_the_centre_steps_a_scheduler_must_be_a_schedule():
         scheduler.step()
     # one client that waits for each pull is the plain script
     torch.testing.assert_close(result[0], dict(net.state_dict()), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_a_scheduler_changes_beside_the_rate_is_saved(optimizer):
+    """OneCycleLR also cycles the momentum, which its own state does not have."""
+
+    def script(loop, saved=None, steps=8):
+        net = tanh_net()
+        made = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adam": torch.optim.Adam}[
+            optimizer
+        ]
+        made = loop.wrap_optimizer(made(net.parameters(), lr=0.1), net)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(made, 0.1, total_steps=8)
+        batches = list(pairs(8))[:steps]
+        if saved is not None:
+            loop.load(saved[0])
+            loop.resumed()
+            scheduler.load_state_dict(saved[1])
+            batches = batches[4:]
+        for x, y in batches:
+            made.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            made.step()
+            scheduler.step()
+        return copy.deepcopy((loop.state(), scheduler.state_dict())), net.state_dict()
+
+    whole = alone(script)[1]
+    half = alone(lambda loop: script(loop, steps=4))[0]
+    same_bits(alone(lambda loop: script(loop, half))[1], whole)
 
 
 def sgd_alone(loop):

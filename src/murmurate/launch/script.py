@@ -17,7 +17,7 @@ from murmurate.fabric.processes.spawn import Exit
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
-from murmurate.launch.script_arguments import checked_devices, seconds, whole_number
+from murmurate.launch.script_arguments import checked_devices, refuse_missing_gpus, seconds, whole_number
 from murmurate.launch.script_local import refuse_import, run_locally
 from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
 from murmurate.launch.script_xla import run_on_xla
@@ -107,6 +107,8 @@ def run(
             f"torchrun started this script {environment.size} times, and each would start replicas of its "
             f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
         )
+    if launcher in ("inline", "local"):
+        refuse_missing_gpus(member_devices)
     if environment is not None and launcher == "xla":
         raise Refusal("launcher='xla' starts a replica on each device: start the script without torchrun")
     if launcher == "torchrun":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -25,6 +25,16 @@ def checked_devices(devices: str | Sequence[str | Sequence[str]]) -> tuple[tuple
             reason = str(error).splitlines()[0]
             raise Refusal(f"devices has {name!r}, which is no device of torch ({reason})") from error
     return checked
+
+
+def refuse_missing_gpus(devices: Iterable[Sequence[str]]) -> None:
+    """Raises Refusal if one of ``devices`` is a CUDA device that this host does not have."""
+    for device in (torch.device(name) for names in devices for name in names):
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise Refusal(
+                f"devices has '{device}', and torch sees {torch.cuda.device_count()} GPUs here. Leave "
+                "devices out for the CPU, or name those that there are."
+            )
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:

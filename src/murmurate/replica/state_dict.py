@@ -37,6 +37,11 @@ def state_of(replica: Replica) -> dict[str, Any]:
         "optimizer": optimizer,
         "buffers": {name: x.detach().clone() for name, x in fixed_tensors(replica).items()},
         "learning_rates": [group["lr"] for group in replica.optimizer.param_groups],
+        # schedulers change others, too: OneCycleLR the momentum, for example
+        "settings": [
+            {k: x for k, x in group.items() if k != "lr" and isinstance(x, bool | int | float | tuple)}
+            for group in replica.optimizer.param_groups
+        ],
         "clock": replica.clock,
     }
 
@@ -74,8 +79,11 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
         for name, fixed in fixed_tensors(replica).items():
             if name in state["buffers"] or not isinstance(fixed, nn.Parameter):  # formerly buffers alone
                 fixed.copy_(state["buffers"][name])
-    for group, rate in zip(replica.optimizer.param_groups, state["learning_rates"], strict=True):
+    groups = replica.optimizer.param_groups
+    for group, rate in zip(groups, state["learning_rates"], strict=True):
         group["lr"] = rate
+    for group, settings in zip(groups, state.get("settings", groups), strict=True):
+        group.update({key: value for key, value in settings.items() if key in group})
     replica.clock = int(state["clock"])
     replica.reload()
 

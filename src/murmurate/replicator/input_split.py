@@ -191,10 +191,19 @@ def _in_turn(
     """This replica's share of every ``takers``-th batch, from number ``own_index``.
 
     All takers drop an incomplete last round, and a round in which a batch has fewer rows than shares, so that
-    each gets as many batches as the others.
+    each gets as many batches as the others. Raises Refusal at the end if all rounds were dropped so.
     """
+    has_yielded, dropped = False, None
     while len(batches := list(itertools.islice(source, takers))) == takers:
         try:
-            yield [share(batch) for batch in batches][own_index]
-        except CannotSplit:
+            own = [share(batch) for batch in batches][own_index]
+        except CannotSplit as problem:
+            dropped = problem
             continue
+        has_yielded = True
+        yield own
+    if dropped is not None and not has_yielded:
+        raise Refusal(
+            f"no batch has a row for each replica ({dropped}): make batches larger, or give each replica "
+            'whole batches by inputs(..., per="replica").'
+        )
