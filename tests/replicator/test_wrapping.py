@@ -583,9 +583,7 @@ def test_what_a_scheduler_changes_beside_the_rate_is_saved(optimizer):
 
     def script(loop, saved=None, steps=8):
         net = tanh_net()
-        made = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adam": torch.optim.Adam}[
-            optimizer
-        ]
+        made = functools.partial(torch.optim.SGD, momentum=0.9) if optimizer == "sgd" else torch.optim.Adam
         made = loop.wrap_optimizer(made(net.parameters(), lr=0.1), net)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(made, 0.1, total_steps=8)
         batches = list(pairs(8))[:steps]
