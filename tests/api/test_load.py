@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import murmurate
-from murmurate.api.export import largest_error
+from murmurate.api.export import export_weights, largest_error
 from murmurate.cli.main import main
 from murmurate.training.restore import load_agent
 from smallest import smallest
@@ -346,6 +347,16 @@ def test_weights_are_all_parameters_with_what_rebuilds_the_net(trained: MakeMode
     torch.testing.assert_close(weight, dict(learner.module.named_parameters())["policy_head.weight"].data)
     assert metadata["run"]["agent"]["recurrent"] == 8
     assert metadata["observation_shape"] == [4]
+
+
+def test_an_export_to_a_link_replaces_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link.safetensors").symlink_to("elsewhere/weights")
+    for _ in range(2):
+        export_weights(tmp_path / "link.safetensors", {"x": torch.ones(1)}, {})
+    assert os.readlink(tmp_path / "link.safetensors") == "elsewhere/weights"
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["weights"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link.safetensors"]
 
 
 def test_an_export_that_computes_something_else_is_found(trained: MakeModel) -> None:

@@ -177,18 +177,20 @@ def largest_error(program: Any, function: Function) -> float:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[str]:
-    """The name of a file beside ``path`` that takes its place at the end, if nothing is raised.
+    """The name of a file that takes ``path``'s place at the end, if nothing is raised; where ``path`` is a
+    link, the place of the file that it leads to.
 
     Raises Refusal where it cannot be written.
     """
+    target = os.path.realpath(path)
     try:
-        folder = tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent)
+        folder = tempfile.TemporaryDirectory(prefix=".export-", dir=os.path.dirname(target))
     except OSError as error:
         raise Refusal(f"{path} cannot be written: {error.strerror}. Choose another folder.") from error
     with folder as name:
         temporary = os.path.join(name, path.name)
         yield temporary
-        os.replace(temporary, path)
+        os.replace(temporary, target)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from murmurate.record.kinds import is_sound
 from murmurate.record.recorder import LINE_START
-from murmurate.record.stored import parse
+from murmurate.record.stored import parse, replacing, sync
 
 Record = dict[str, Any]
 
@@ -92,7 +92,9 @@ def truncate_after(
         and not _is_later(record, env_steps, updates, time_seconds)
     ]
     if incomplete or len(kept) < len(lines):
-        _replace(path, b"".join(kept))
+        with replacing(path, synced=True) as fresh:
+            fresh.write_bytes(b"".join(kept))
+        sync(path.parent)
 
 
 def _is_later(
@@ -105,17 +107,3 @@ def _is_later(
         return False
     made = (record.get("env_steps") or 0, record.get("updates") or 0)
     return bool(made > (env_steps[replica], updates.get(replica, made[1])))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

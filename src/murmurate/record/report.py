@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from murmurate.record.figures import COLOURS, number_text
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
 from murmurate.record.score_sections import score_sections
-from murmurate.record.stored import UNSOUND
+from murmurate.record.stored import UNSOUND, output
 
 _FACTS = (
     "env_steps", "frames", "updates", "wall_seconds", "env_steps_per_second", "train_return_mean",
@@ -57,12 +56,10 @@ def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tu
 
 def write_html(page: str, out: Path) -> Path:
     """Write a page atomically: a reader sees the old one or the new one. Raises Refusal if that fails."""
-    temporary = out.with_name(out.name + ".new")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, out)
+        with output(out) as target:
+            target.write_text(page, encoding="utf-8")
     except (OSError, ValueError) as error:
-        temporary.unlink(missing_ok=True)
         cause = getattr(error, "strerror", error)
         raise Refusal(f"Cannot write {out}: {cause}; give another file with --out, or make room.") from error
     return out

@@ -7,10 +7,12 @@ file, not very large and not deeply nested, and if its checksum matches. Files o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,40 @@ CHECKSUM = "checksum"
 UNSOUND = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 _MOST_BYTES = 256 * 2**20
 _DEEPEST = 100  # levels of nesting
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, synced: bool = False) -> Iterator[Path]:
+    """A file beside ``path`` that takes its place at the end: a reader sees the old content or the new one.
+
+    synced: it is on the disk before. If anything is raised, ``path`` stays, and the file is removed.
+    """
+    fresh = path.with_name(path.name + ".new")
+    try:
+        yield fresh
+        if synced:
+            sync(fresh)
+        os.replace(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def output(path: Path) -> contextlib.AbstractContextManager[Path]:
+    """As ``replacing``, for a path that the user named: a link stays, and the file that it leads to is
+    replaced; a pipe or a device is written to itself."""
+    if path.exists() and not path.is_file():
+        return contextlib.nullcontext(path)
+    return replacing(Path(os.path.realpath(path)))
+
+
+def sync(path: Path) -> None:
+    """Return once the file, or the folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def seal(value: dict[str, Any], name: str) -> dict[str, Any]:

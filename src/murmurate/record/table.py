@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.record.reader import read_metrics
+from murmurate.record.stored import output
 
 _COMMON = ("time_seconds", "replica", "env_steps", "updates", "kind", "event", "message")
 
@@ -31,12 +32,11 @@ def write_csv(folder: Path, path: Path) -> int:
     """
     records = _records(folder)
     names = columns(records)
-    temporary = _temporary_for(path)
-    with temporary.open("w", newline="", encoding="utf-8") as file:
+    _check(path)
+    with output(path) as target, target.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(names)
         writer.writerows([_cell(record.get(name)) for name in names] for record in records)
-    os.replace(temporary, path)
     return len(records)
 
 
@@ -50,9 +50,11 @@ def write_parquet(folder: Path, path: Path) -> int:
 
     records = _records(folder)
     table = {name: _column([record.get(name) for record in records]) for name in columns(records)}
-    temporary = _temporary_for(path)
-    pyarrow.parquet.write_table(pyarrow.table(table), temporary)
-    os.replace(temporary, path)
+    _check(path)
+    content = io.BytesIO()  # pyarrow would seek in the file, and remove it after an error, even a device
+    pyarrow.parquet.write_table(pyarrow.table(table), content)
+    with output(path) as target:
+        target.write_bytes(content.getbuffer())
     return len(records)
 
 
@@ -66,13 +68,12 @@ def _records(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _temporary_for(path: Path) -> Path:
-    """The temporary file, beside ``path``, that will replace it. Raises Refusal if its folder is missing."""
+def _check(path: Path) -> None:
+    """Raise Refusal if ``path`` names no file: it is a folder, or its folder is missing."""
     if not path.parent.is_dir():
         raise Refusal(f"{path} cannot be written: there is no folder {path.parent}. Make it first.")
     if path.is_dir() or not path.name:
         raise Refusal(f"{path} cannot be written: it is a folder. Name a file.")
-    return path.with_name(path.name + ".new")
 
 
 def _cell(value: Any) -> Any:

@@ -24,11 +24,10 @@ from typing import Any
 from safetensors import SafetensorError
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.record.stored import FORMAT, seal
+from murmurate.record.stored import FORMAT, seal, sync
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
-from murmurate.training.part_file import sync
 
 __all__ = ["lacks", "parts", "read_manifest"]
 _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from murmurate.errors import Refusal
-from murmurate.record.stored import UNSOUND, parse
+from murmurate.record.stored import UNSOUND, parse, replacing
 from murmurate.replay.interface import Chunk
 
 _TENSOR = "<tensor>"
@@ -66,19 +65,9 @@ def chunk_file(name: str, chunk: str) -> str:
     return f"{name}-{chunk}.safetensors"
 
 
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _save(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    fresh = path.with_name(f".{path.stem}.new")
-    save_file(tensors, fresh, metadata=metadata)
-    sync(fresh)
-    fresh.rename(path)
+    with replacing(path, synced=True) as fresh:
+        save_file(tensors, fresh, metadata=metadata)
 
 
 def _plain(path: Path) -> Any:

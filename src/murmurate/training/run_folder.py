@@ -30,7 +30,7 @@ import murmurate
 from murmurate import plugins
 from murmurate.errors import Refusal, did_you_mean
 from murmurate.record.reader import read_metrics
-from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, seal
+from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, replacing, seal
 from murmurate.strategies import strategies
 from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
@@ -313,16 +313,8 @@ def set_aside(folder: Path) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write ``value``, with its checksum, atomically: a reader sees the old file or the new one."""
-    fresh = path.with_name(path.name + ".new")
-    try:
-        with fresh.open("w") as file:
-            file.write(json.dumps(seal(value, path.name), indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    with replacing(path, synced=True) as fresh:
+        fresh.write_text(json.dumps(seal(value, path.name), indent=1) + "\n")
 
 
 @contextmanager
@@ -333,9 +325,8 @@ def restored_if_refused(folder: Path, *names: str) -> Iterator[None]:
         yield
     except Refusal:
         for path, content in contents.items():
-            fresh = path.with_name(path.name + ".new")
-            fresh.write_bytes(content)
-            os.replace(fresh, path)
+            with replacing(path) as fresh:
+                fresh.write_bytes(content)
         raise
 
 
