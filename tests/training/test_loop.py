@@ -95,6 +95,9 @@ def test_metrics_are_made_for_the_updates_that_are_recorded(
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert made == told
     assert {line["loss"] for line in lines if "loss" in line} == {0.5}
+    rates = [line["env_steps_per_second"] for line in lines if "env_steps_per_second" in line]
+    assert len(rates) == len(set(told))  # the record at the end repeats another, without any time between
+    assert min(rates) > 0
 
 
 def test_what_happens_before_the_first_update_is_recorded_at_once(tmp_path: Path) -> None:

@@ -196,12 +196,13 @@ class TrainingLoop:
         if elapsed < self.run.record_every_seconds and not force:
             return
         bound_replicas = list(self.replicator.bound_replicas.values())
+        steps = self.env_steps - self._last_steps  # may be 0 in the last record, and 0 would be no speed
         self.recorder.record(
             {
                 "env_steps": self.env_steps,
                 "updates": self.updates,
                 "total_env_steps": self.context.run_state.total_env_steps(),
-                "env_steps_per_second": (self.env_steps - self._last_steps) / max(elapsed, 1e-9),
+                **({"env_steps_per_second": steps / max(elapsed, 1e-9)} if steps or not force else {}),
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
                 **({"success_rate": statistics.fmean(self.successes)} if self.successes else {}),
                 "episode_returns": self.unreported,
