@@ -205,6 +205,23 @@ def test_several_runs_share_a_table_and_the_plots(tmp_path: Path) -> None:
     assert "0 max 9 0.0021 8.16 GB 1.09 MB none" in words
 
 
+def test_logarithmic_axes_have_several_labels_also_within_a_decade(tmp_path: Path) -> None:
+    for name, seconds in (("a", 300), ("b", 12_000)):
+        write_run(tmp_path / name, seconds=seconds, every=seconds // 60, dead=None)
+    svgs = svgs_of(page_of(tmp_path / "a", tmp_path / "b"))
+
+    def labels(name: str) -> list[str]:
+        return ["".join(element.itertext()).strip() for element in svgs[name].iter("text")]
+
+    # from 0.001 to 0.002, which holds one power of ten, and from 136 MB to 326 GB, which holds three
+    disagreement = [float(text) for text in labels("disagreement") if text.startswith("0.00")]
+    assert len(disagreement) >= 2
+    assert len(set(disagreement)) == len(disagreement)
+    assert [text for text in labels("return by bytes") if text.endswith("B")] == [
+        "1 GB", "10 GB", "100 GB",
+    ]  # fmt: skip
+
+
 def test_strategies_keep_their_colours_in_all_plots(tmp_path: Path) -> None:
     for name, strategy in (("a", "gala"), ("b", "all-reduce")):
         for seed in (0, 1):

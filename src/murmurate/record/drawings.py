@@ -88,7 +88,11 @@ def curves(
 
 
 def _plain_ticks(axis: DrawnAxis, text: Callable[[float], str]) -> None:
-    """Label a logarithmic axis with ``text`` instead of powers of ten."""
+    """Label a logarithmic axis with ``text`` instead of powers of ten; over about two decades, which may
+    hold a single power of ten or none, also their double and fivefold values."""
+    low, high = axis.get_view_interval()
+    multiples = (1.0, 2.0, 5.0) if high <= 300 * low else (1.0,)
+    axis.set_major_locator(ticker.LogLocator(subs=multiples, numticks=8))
     axis.set_minor_formatter(ticker.NullFormatter())
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
 
@@ -149,7 +153,6 @@ def draw_windows(comparisons: Sequence[WindowBound]) -> Draw:
         axes.set_yscale("log")
         label = "distance from consensus ‖X − mean‖ (Frobenius)"
         style_axes(axes, label, axis_label("total_env_steps", ""))
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
         _plain_ticks(axes.yaxis, tick_text)
         axes.set_xlim(left=0)
 
