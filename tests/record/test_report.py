@@ -491,6 +491,21 @@ def test_every_setting_of_a_run_is_on_its_page(tmp_path: Path) -> None:
     assert "env steps made" in words
 
 
+def test_settings_are_printed_in_full_and_measured_figures_rounded(tmp_path: Path) -> None:
+    strategy = {"name": "gala", "mixing": 0.99951}
+    write_run(tmp_path / "run", seconds=300, strategy=strategy, leave_out=frozenset({"spans"}))
+    run, summary = (
+        json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("run", "summary")
+    )
+    run |= {"discount": 0.9997, "rates": [0.00012345, 1.0]}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(run))
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({**summary, "agreement": 0.98765}))
+    words = words_of(page_of(tmp_path / "run"))
+    assert words.count("mixing 0.99951") == 2  # in the heading and among the settings
+    for expected in ("discount 0.9997", "rates 0.00012345, 1 ", "agreement 0.988 "):
+        assert expected in words
+
+
 def test_runs_without_games_are_compared_by_their_own_figure_and_unit(tmp_path: Path) -> None:
     folders = [RUNS / "fashion-resnet20", RUNS / "cifar10-resnet20"]
     words = words_of(report(folders, tmp_path / "page.html").read_text(encoding="utf-8"))

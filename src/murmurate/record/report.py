@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,23 +231,29 @@ def _details(run: RecordedRun) -> list[tuple[str, str]]:
     planned = ("env_steps", "updates")
     ends = {f"{key} made" if key in planned else key: value for key, value in run.summary.items()}
     more = {key: value for key, value in ends.items() if key not in run.run}
-    for key, value in {**run.run, **more}.items():
-        if key not in ("command", "events") and value is not None:
-            text = _fields(value) if isinstance(value, dict) else _text(value)
-            rows.append((key.replace("_", " "), text))
+    for fields, number in ((run.run, _setting), (more, number_text)):
+        for key, value in fields.items():
+            if key not in ("command", "events") and value is not None:
+                text = _fields(value, number) if isinstance(value, dict) else _text(value, number)
+                rows.append((key.replace("_", " "), text))
     return rows
 
 
-def _fields(fields: dict[str, Any]) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in fields.items())
+def _setting(value: float) -> str:
+    """A number that a user chose, in full: a discount of 0.9997 is not 1."""
+    return f"{value:.10g}"
 
 
-def _text(value: Any) -> str:
-    """A JSON value in words."""
+def _fields(fields: dict[str, Any], number: Callable[[float], str] = _setting) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {_text(value, number)}" for key, value in fields.items())
+
+
+def _text(value: Any, number: Callable[[float], str]) -> str:
+    """A JSON value in words, with ``number`` for those that are not whole."""
     if isinstance(value, dict):
-        return f"({_fields(value)})"
+        return f"({_fields(value, number)})"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_text(element) for element in value) or "none"
+        return ", ".join(_text(element, number) for element in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number_text(value) if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)
