@@ -245,6 +245,23 @@ def test_strategies_keep_their_colours_in_all_plots(tmp_path: Path) -> None:
     assert colours <= {"#000000", "#ffffff"}
 
 
+@pytest.mark.parametrize("number", [6, 7])
+def test_groups_of_the_same_colour_have_other_dashes_in_all_plots(number: int, tmp_path: Path) -> None:
+    headline = {"metric": "eval_return_mean", "title": "Evaluation return", "label": "return", "text": ""}
+    folders = [tmp_path / str(i) for i in range(number)]
+    for i, folder in enumerate(folders):
+        records = [
+            {"time_seconds": t, "env_steps": t, "replica": 0, "updates": t, "return_mean": 1.0}
+            for t in (1, 2)
+        ]
+        records += [{**records[1], "replica": None, "kind": "evaluation", "eval_return_mean": 1.0}]
+        write_records(folder, records, replicas=1, strategy={"name": f"s{i}"}, headline=headline)
+    svgs = svgs_of(page_of(*folders))
+    for name in ("return by time", "evaluations by time_seconds", "evaluations by total_env_steps"):
+        drawn = ElementTree.tostring(svgs[name], encoding="unicode")
+        assert drawn.count("stroke-dasharray") == number - 6  # of the seventh
+
+
 def test_a_timeline_and_a_histogram_of_one_run(gala: tuple[Path, str]) -> None:
     _, page = gala
     drawn = svgs_of(page)

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from murmurate.record.epsilon_ball import Ball
 from murmurate.record.figures import (
     COLOURS,
-    DASHES,
-    RUN_COLOURS,
     Draw,
     axis_label,
     byte_size,
     percent_axis,
     run_colour,
+    run_dashes,
     style_axes,
     thinned,
     tick_text,
@@ -119,9 +118,8 @@ def _group_line(axes: Axes, group: RunGroup, key: str, axis: Axis, divisor: floa
     if len(group.runs) > 1:
         (x, low), (_, high) = thinned(curve.x / divisor, curve.low), thinned(curve.x / divisor, curve.high)
         axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
-    dashes = DASHES[group.index // RUN_COLOURS % len(DASHES)]
     x, y = thinned(curve.x / divisor, curve.mean)
-    axes.plot(x, y, color=colour, linewidth=1.7, linestyle=dashes, solid_capstyle="round")
+    axes.plot(x, y, color=colour, linewidth=1.7, linestyle=run_dashes(group.index), solid_capstyle="round")
 
 
 def draw_ball(indicator: Ball) -> Draw:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from murmurate.record.figures import COLOURS, Draw, axis_label, run_colour, style_axes, svg, time_unit
+from murmurate.record.figures import (
+    COLOURS,
+    Draw,
+    axis_label,
+    run_colour,
+    run_dashes,
+    style_axes,
+    svg,
+    time_unit,
+)
 from murmurate.record.groups import RunGroup, only_run
 from murmurate.record.runs import Axis, Evaluations
 from murmurate.record.sections import LegendKey, Section, legend
@@ -44,20 +54,28 @@ def _draw(groups: Sequence[RunGroup], axis: Axis, label: str) -> Draw:
         divisor, unit = time_unit(longest) if axis == "time_seconds" else (1.0, "")
         for group in groups:
             colour = COLOURS["accent"] if single else run_colour(group.index)
+            dashes = run_dashes(group.index)
             for run in group.runs:
                 if run.evaluations:
-                    _line(axes, run.evaluations, axis, divisor, colour, with_games=single is not None)
+                    _line(axes, run.evaluations, axis, divisor, colour, dashes, with_games=single is not None)
         style_axes(axes, label, axis_label(axis, unit, counted=runs[0].unit))
 
     return draw
 
 
 def _line(
-    axes: Axes, points: Evaluations, axis: Axis, divisor: float, colour: str, *, with_games: bool
+    axes: Axes,
+    points: Evaluations,
+    axis: Axis,
+    divisor: float,
+    colour: str,
+    dashes: Any,
+    *,
+    with_games: bool,
 ) -> None:
     x = (points.time_seconds if axis == "time_seconds" else points.env_steps) / divisor
     error = np.nan_to_num(points.error)
     axes.fill_between(x, points.mean - error, points.mean + error, color=colour, alpha=0.2, linewidth=0)
     if with_games and points.low is not None and points.high is not None:
         axes.vlines(x, points.low, points.high, color=colour, linewidth=0.8, alpha=0.35)
-    axes.plot(x, points.mean, color=colour, linewidth=1.7, marker="o", markersize=3.5)
+    axes.plot(x, points.mean, color=colour, linewidth=1.7, linestyle=dashes, marker="o", markersize=3.5)

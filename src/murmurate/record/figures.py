@@ -56,6 +56,11 @@ def run_colour(index: int) -> str:
     return COLOURS[f"run{index % RUN_COLOURS}"]
 
 
+def run_dashes(index: int) -> Any:
+    """The dashes of the lines of a comparison's group."""
+    return DASHES[index // RUN_COLOURS % len(DASHES)]
+
+
 Draw = Callable[[Axes], None]
 
 
