@@ -222,7 +222,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_taken(name: str,
     with pytest.warns(UserWarning, match="Going on from .*previous instead"):
         assert _mark(checkpoint.newest(tmp_path)) == 1
     shutil.rmtree(tmp_path / "previous")
-    with pytest.raises(Refusal, match="start again with murmurate train"):
+    with pytest.raises(Refusal, match="start again with murmurate train and another --out"):
         checkpoint.newest(tmp_path)
     checkpoint.commit(tmp_path, _save(tmp_path, 3), _about(3))
     (tmp_path / "last").rename(tmp_path / "best")

@@ -17,7 +17,7 @@ from murmurate.recipes import recipe
 from murmurate.record.stored import read_object, seal
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
-from murmurate.training.run_folder import claim, read_run, unclaim, write_json, write_roles, write_run
+from murmurate.training.run_folder import claim, locked, read_run, unclaim, write_json, write_roles, write_run
 
 _CHANGES = {
     "cartpole-gala": "--replicas 7 --env-steps none --updates 9 --minutes 1.5 --seed 123456789012345",
@@ -188,6 +188,12 @@ def test_a_claimed_folder_is_claimed_once(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="not empty"):
         claim(folder)
     write_run(folder, recipe("cartpole-gala"))
+    with locked(folder), pytest.raises(Refusal, match="another process is training"):
+        claim(folder)
+    with pytest.raises(Refusal, match=r"saved no checkpoint to go on from\. Delete the folder"):
+        claim(folder)
+    (folder / "checkpoints" / "last").mkdir()
+    (folder / "checkpoints" / "last" / "state.json").write_text("{}")
     with pytest.raises(Refusal, match="murmurate resume"):
         claim(folder)
 

@@ -201,7 +201,7 @@ def newest(
             return candidate
     if damage(folder / "last", replays) is None:
         raise Refusal(problems[0])
-    remedy = "There is no other to fall back to: start again with murmurate train."
+    remedy = "There is no other to fall back to: start again with murmurate train and another --out."
     if damage(best(folder)) is None:
         remedy = "The best checkpoint is sound: evaluate or export that one with --best."
     raise Refusal(f"{problems[0]} {remedy}")

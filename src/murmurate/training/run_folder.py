@@ -48,6 +48,12 @@ def claim(folder: Path) -> None:
     if (folder / "run.json").exists():
         if _is_simulated(folder):
             raise Refusal(f"{folder} already holds a simulated run. Choose another folder with --out.")
+        if not _has_saved(folder):
+            with locked(folder):  # refuses while the run goes on, and may still save
+                raise Refusal(
+                    f"{folder} already holds a run, which saved no checkpoint to go on from. "
+                    "Delete the folder, or choose another with --out."
+                )
         raise Refusal(
             f"{folder} already holds a run. Go on with it: murmurate resume {folder}; "
             "or choose another folder with --out."
@@ -84,7 +90,8 @@ def locked(folder: Path) -> Iterator[None]:
         descriptor = os.open(folder / "checkpoints", os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise Refusal(
-            f"{folder} holds no checkpoint ({error.strerror}). Start again with murmurate train."
+            f"{folder} holds no checkpoint ({error.strerror}). Start again with murmurate train and another "
+            "--out."
         ) from None
     try:
         try:
@@ -116,11 +123,15 @@ def unclaim(folder: Path, existed: bool) -> None:
 
 def has_begun(folder: Path) -> bool:
     """Whether the run in a folder has saved a checkpoint, or a replica has recorded anything."""
-    if any((folder / "checkpoints").glob("*/state.json")):
+    if _has_saved(folder):
         return True
     path = folder / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else ()
     return any(record["replica"] is not None and record.get("kind") != "event" for record in records)
+
+
+def _has_saved(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*/state.json"))
 
 
 def new_folder(name: str) -> Path:
