@@ -159,7 +159,7 @@ class TestLocalSGD:
 
     @pytest.mark.parametrize("period", [0, -1])
     def test_a_period_below_one_is_an_error(self, period):
-        with pytest.raises(ValueError, match="period is .* at least 1"):
+        with pytest.raises(ValueError, match=r"period is .* at least 1"):
             LocalSGD(period=period)
 
 
