@@ -12,7 +12,8 @@ import pytest
 
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
-from murmurate.tuning.sweep import read_seeds, seed_text
+from murmurate.recipes import recipe
+from murmurate.tuning.sweep import read_seeds, scores_line, seed_text
 from waiting import until
 
 RUN = ["cartpole-a2c", "--launcher", "inline", "--eval-episodes", "1"]
@@ -101,3 +102,11 @@ def test_the_same_command_continues_an_interrupted_sweep(tmp_path: Path, capfd) 
 
 def _summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
+
+
+def test_intervals_are_printed_from_five_runs_on() -> None:
+    """Of two runs such an interval is from the least to the greatest."""
+    summaries = [{"eval_return_mean": float(score)} for score in (1, 2, 3, 4, 5)]
+    run = recipe("cartpole-a2c")
+    assert scores_line(summaries[:4], run) == "eval_return_mean of 4 runs: mean 2.5, interquartile mean 2.5"
+    assert "mean 3 (95% bootstrap interval 1" in scores_line(summaries, run)

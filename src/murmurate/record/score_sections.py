@@ -75,7 +75,7 @@ def _scores(title: str, figure: Figure, summaries: Sequence[tuple[RunGroup, Scor
     )
     note = (
         f"95% percentile bootstrap intervals over runs, {score_statistics.RESAMPLES:,} resamples. With "
-        "fewer than about five runs such intervals are too narrow."
+        f"fewer than about {score_statistics.FEWEST_FOR_INTERVALS} runs such intervals are too narrow."
     )
     drawing = svg(_dots(figure, summaries), 9.4, 0.9 + 0.36 * len(summaries), name="interquartile means")
     return Section(title, text, figures=[drawing], layout="wide", table=(heads, rows), note=note)

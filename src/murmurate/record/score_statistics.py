@@ -17,6 +17,7 @@ from murmurate.errors import MissingExtra
 
 RESAMPLES = 5_000
 Interval = tuple[float, float]
+FEWEST_FOR_INTERVALS = 5  # bootstrap intervals of fewer runs are too narrow: of two, their least and greatest
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,13 @@ def scores_line(summaries: Sequence[dict[str, Any]], run: Run) -> str:
             "intervals: pip install 'murmurate[topics]')"
         )
     result = score_statistics.summarized(scores)
-    line = f"{name} of {runs}: mean {number_text(result.mean)}{_interval(result.mean_interval)}"
-    return f"{line}, interquartile mean {number_text(result.iqm)}{_interval(result.iqm_interval)}"
+    mean, iqm = number_text(result.mean), number_text(result.iqm)
+    if len(scores) < score_statistics.FEWEST_FOR_INTERVALS:
+        return f"{name} of {runs}: mean {mean}, interquartile mean {iqm}"
+    return (
+        f"{name} of {runs}: mean {mean}{_interval(result.mean_interval)}, interquartile mean {iqm}"
+        f"{_interval(result.iqm_interval)}"
+    )
 
 
 def _interval(ends: score_statistics.Interval | None) -> str:
