@@ -261,7 +261,8 @@ def disagreement(groups: Sequence[RunGroup]) -> Section:
     """The relative disagreement of several runs, on a logarithmic axis."""
     with_data = [g for g in _with_metric(groups, "disagreement") if g.runs[0].replicas > 1]
     if not with_data:
-        return Section("Disagreement", "None of these runs has several replicas that recorded disagreement.")
+        text = "No run of several replicas has recorded it while it learned (every --probe-every-updates)."
+        return Section("Disagreement", text)
     all_zero = [g.label for g in with_data if not any(_has_positive_disagreement(run) for run in g.runs)]
     drawable = [g for g in with_data if g.label not in all_zero]
     text = "Distance of the replicas from their mean, relative to its length: √(mean ‖xᵢ − mean‖²) / ‖mean‖."
