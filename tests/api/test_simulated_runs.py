@@ -9,32 +9,10 @@ from typing import Any
 import pytest
 
 import murmurate
+from callbacks import Seen
 from murmurate.record.reader import read_metrics
 
 SMALL: dict[str, Any] = {"replicas": 4, "simulators": 1, "eval_episodes": 1, "quiet": True}
-
-
-class Seen(murmurate.Callback):
-    """Keeps what it is called with."""
-
-    def __init__(self) -> None:
-        self.records: list[Mapping[str, Any]] = []
-        self.events: list[Mapping[str, Any]] = []
-        self.checkpoints: list[Path] = []
-        self.results: list[murmurate.Result] = []
-
-    def on_record(self, record: Mapping[str, Any]) -> None:
-        self.records.append(record)
-
-    def on_event(self, record: Mapping[str, Any]) -> None:
-        self.events.append(record)
-
-    def on_checkpoint(self, folder: Path) -> None:
-        assert (folder / "state.json").exists()
-        self.checkpoints.append(folder)
-
-    def on_end(self, result: murmurate.Result) -> None:
-        self.results.append(result)
 
 
 def test_callbacks_get_every_record_of_a_simulated_run(

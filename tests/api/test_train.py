@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 import murmurate
+from callbacks import Seen
 from murmurate import plugins
 from murmurate.agents.ppo import PPO
 from murmurate.api.runs import configured
@@ -22,29 +23,6 @@ from murmurate.strategies.gala import GALA
 from murmurate.training.run_folder import new_folder
 
 SHORT: dict[str, Any] = {"launcher": "inline", "simulators": 2, "eval_episodes": 1, "quiet": True}
-
-
-class Seen(murmurate.Callback):
-    """Keeps what it is called with."""
-
-    def __init__(self) -> None:
-        self.records: list[Mapping[str, Any]] = []
-        self.events: list[str] = []
-        self.checkpoints: list[Path] = []
-        self.results: list[murmurate.Result] = []
-
-    def on_record(self, record: Mapping[str, Any]) -> None:
-        self.records.append(record)
-
-    def on_event(self, record: Mapping[str, Any]) -> None:
-        self.events.append(record["event"])
-
-    def on_checkpoint(self, folder: Path) -> None:
-        assert (folder / "state.json").exists()
-        self.checkpoints.append(folder)
-
-    def on_end(self, result: murmurate.Result) -> None:
-        self.results.append(result)
 
 
 def test_a_run_its_callbacks_and_its_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +48,7 @@ def test_a_run_its_callbacks_and_its_resume(tmp_path: Path, capsys: pytest.Captu
     assert result.summary["updates"] == 30
     assert {record["replica"] for record in first.records} == {0, 1}
     assert first.checkpoints == [tmp_path / "run" / "checkpoints" / "last"]
-    assert "checkpoint" in first.events
+    assert "checkpoint" in [event["event"] for event in first.events]
     assert first.results == [result]
     again = murmurate.resume(tmp_path / "run", updates=60, callbacks=[second], quiet=True)
     assert again.summary["updates"] == 60

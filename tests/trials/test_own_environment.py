@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
+
+from user_commands import command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "worlds.md").read_text()
 CODE = re.search(r"```python\n(# warehouse\.py\n.*?)```", PAGE, re.DOTALL)
@@ -20,19 +19,6 @@ def documented(verb: str) -> list[str]:
     line = re.search(rf"^    murmurate ({verb} .*warehouse.*)$", PAGE, re.MULTILINE)
     assert line is not None, verb
     return shlex.split(line[1])
-
-
-def command(folder: Path, *words: str) -> str:
-    """What the command prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "murmurate", *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_an_own_environment_from_training_to_report(tmp_path: Path) -> None:

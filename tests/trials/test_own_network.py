@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import murmurate
+from user_commands import command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "worlds.md").read_text()
 SECTION = PAGE[PAGE.index("## Your own net") :]
@@ -24,20 +22,6 @@ def documented(out: str) -> list[str]:
     line = re.search(rf"^    murmurate (train .*--out {out})$", SECTION, re.MULTILINE)
     assert line is not None, out
     return shlex.split(line[1])
-
-
-def command(folder: Path, *words: str) -> str:
-    """What the command prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "murmurate", *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow

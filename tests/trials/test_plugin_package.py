@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from user_commands import python
 
 pytestmark = pytest.mark.timeout(600)
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -45,15 +45,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said(package: Path, *words: str) -> str:
     paths = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=package,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return python(package, "-m", *words, PYTHONPATH=paths)
 
 
 def commands() -> list[list[str]]:

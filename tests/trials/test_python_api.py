@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from user_commands import command, python
+
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-
-
-def run(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow
 def test_the_page_runs_as_it_is_written(tmp_path: Path) -> None:
     train, load, export, callbacks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "train.py").write_text(train)
-    folder, mean = run(tmp_path, "train.py").split()[-2:]
+    folder, mean = python(tmp_path, "train.py").split()[-2:]
     assert folder == "runs/api"
     assert float(mean) > 15
     (tmp_path / "use.py").write_text(f"import murmurate\n{load}{export}{callbacks}")
-    said = run(tmp_path, "use.py")
+    said = python(tmp_path, "use.py")
     assert "max_error=" in said
     assert "saved runs/watched/checkpoints/last" in said
     assert "\nfinished\n" in said
@@ -45,6 +31,6 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path) -> None:
             pytest.importorskip("onnxruntime")
         if "parquet" in line:
             pytest.importorskip("pyarrow")
-        run(tmp_path, "-m", "murmurate", *shlex.split(line))
+        command(tmp_path, *shlex.split(line))
     for name in ("policy.onnx", "record.csv", "record.parquet"):
         assert (tmp_path / name).stat().st_size > 100
