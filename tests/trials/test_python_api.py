@@ -15,12 +15,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 
 @pytest.mark.slow
 def test_the_page_runs_as_it_is_written(tmp_path: Path) -> None:
-    train, load, export, callbacks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    train, simulate, load, export, callbacks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "train.py").write_text(train)
     folder, mean = python(tmp_path, "train.py").split()[-2:]
     assert folder == "runs/api"
     assert float(mean) > 15
-    (tmp_path / "use.py").write_text(f"import murmurate\n{load}{export}{callbacks}")
+    (tmp_path / "use.py").write_text(f"import murmurate\n{simulate}{load}{export}{callbacks}")
     said = python(tmp_path, "use.py")
     assert "max_error=" in said
     assert "saved runs/watched/checkpoints/last" in said
