@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from murmurate.evaluation.games import EvalResult, Games, evaluate, record_game
 from murmurate.evaluation.interface import EvalContext, reporting
 from murmurate.replica.vector import Replica
 from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.gym_simulators import GymSimulators
 from murmurate.worlds.interface import Simulators
 from scripted import Always, Counter, Roulette, ScriptedSimulators
 from short_runs import SHORT
@@ -196,3 +199,68 @@ def test_eval_cuts_games_at_the_run_s_limit(tmp_path: Path, capsys: pytest.Captu
         capsys.readouterr().out
     )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["games_cut"] == 2
+
+
+class Failing(gymnasium.Env[Any, Any]):
+    """Episodes of 20 steps, in which the first environment made fails at the 15th."""
+
+    made = 0
+    observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(100)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        Failing.made += 1
+        self.number = Failing.made
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if (self.number, self.t) == (1, 15):
+            raise OSError("no licence")
+        return np.full(1, self.t, np.float32), 1.0, self.t == 20, False, {}
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.t, np.uint8)
+
+
+class FailingWorld:
+    name = "failing"
+
+    def open(self, simulators: int, *, first: int = 0, picture: bool = False, **options: Any) -> Simulators:
+        def make(b: int) -> tuple[Any, int]:
+            return Failing("rgb_array" if picture else None), 10**6
+
+        return GymSimulators(self.name, make, simulators, first)
+
+
+def test_a_game_whose_simulator_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    firsts: list[int] = []
+
+    class Noting(Counter):
+        def act(self, observation: Tensor, memory: Any, first: Tensor, *rest: Any, **options: Any) -> Action:
+            firsts.extend(observation[first].flatten().int().tolist())
+            return super().act(observation, memory, first, *rest, **options)
+
+    world: Any = FailingWorld()
+    monkeypatch.setattr(Failing, "made", 0)
+    lines: list[str] = []
+    with reporting(lines.append):
+        result = evaluate(world, Noting(), 2, seed=0, simulators=1)
+    assert (result.returns, result.lengths, result.restarted) == ((20.0, 20.0), (20, 20), 1)
+    assert firsts == [0, 0, 0]
+    assert "no licence" in lines[0]
+    monkeypatch.setattr(Failing, "made", 0)
+    result = evaluate(world, Counter(), 1, seed=0, max_steps=18)
+    assert (result.returns, result.lengths, result.cut) == ((3.0,), (3,), 1), "all steps count for the limit"
+    monkeypatch.setattr(Failing, "made", 0)
+    figures = Games(eval_episodes=1).evaluate(Noting(), EvalContext(world, Path(), seed=0, best=lambda: None))
+    assert figures["games_restarted"] == 1
+    assert Games().sentence(figures).endswith(": 20.00, with 1 restart after a simulator had failed")
+    monkeypatch.setattr(Failing, "made", 0)
+    frames, total = record_game(world, Counter(), seed=0)
+    assert (frames[:, 0, 0, 0].tolist(), total) == (list(range(20)), 20.0)

@@ -32,13 +32,14 @@ class EvalResult:
     """Unclipped returns and lengths (in env steps) of whole games, in the order of their numbers.
 
     successes: whether each reached the goal; None where the world does not say so. cut: number of games that
-    were ended at the limit of env steps.
+    were ended at the limit of env steps. restarted: how often a game began anew as its simulator had failed.
     """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     successes: tuple[bool | None, ...] = ()
     cut: int = 0
+    restarted: int = 0
 
     @property
     def mean(self) -> float:
@@ -78,9 +79,9 @@ class Games(Evaluation):
 
     def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
         """Figures: eval_return_mean, eval_return_stderr (None for one game), episodes, returns,
-        eval_success_rate (where the world has goals), games_cut (if any were), and best_eval_return_mean:
-        that of the final or the best checkpoint, whichever is higher. For sampled actions, the names begin
-        with eval_sampled."""
+        eval_success_rate (where the world has goals), games_cut and games_restarted (if any were), and
+        best_eval_return_mean: that of the final or the best checkpoint, whichever is higher. For sampled
+        actions, the names begin with eval_sampled."""
         count = self.eval_episodes if context.count is None else context.count
         if count < 1:
             raise Refusal(f"episodes is {count}; play at least one. Use --episodes 10.")
@@ -105,6 +106,8 @@ class Games(Evaluation):
             figures[f"{name}_success_rate"] = result.success_rate
         if result.cut:
             figures["games_cut"] = result.cut
+        if result.restarted:
+            figures["games_restarted"] = result.restarted
         if not context.sample:
             best, best_mean = context.best(), result.mean
             if best is not None and not _are_equal(learner, best):
@@ -123,8 +126,13 @@ class Games(Evaluation):
         rate, cut = figures.get(f"{name}_success_rate"), figures.get("games_cut")
         reached = "" if rate is None else f", {100 * rate:.0f}% of them successful"
         ended = f", {cut} of them ended at {self.eval_max_env_steps:,} env steps" if cut else ""
+        restarted = figures.get("games_restarted")
+        failed = ""
+        if restarted:
+            failed = f", with {restarted} restart{'s' * (restarted > 1)} after a simulator had failed"
         actions = ", with sampled actions" * sample
-        return f"Evaluation over {_games(figures['episodes'])}{actions}: {mean:.2f}{spread}{reached}{ended}"
+        games = f"{_games(figures['episodes'])}{actions}"
+        return f"Evaluation over {games}: {mean:.2f}{spread}{reached}{ended}{failed}"
 
     def video(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
         frames, _ = record_game(cast(SimulatorWorld, context.world), learner, context.seed)
@@ -163,14 +171,23 @@ class _Game:
     first: bool = True
     return_so_far: float = 0.0
     length: int = 0
+    env_steps: int = 0  # also of episodes that were lost
+    restarted: int = 0
 
     def step(self, action: Tensor) -> TimeStep:
-        """Take the action [1] or [1, D]."""
+        """Take the action [1] or [1, D]. A game whose simulator fails, which truncates an episode that does
+        not count, begins anew."""
         self.simulator.send(action)
         step = self.simulator.receive()
         self.observation, self.first = step.observation, False
         self.return_so_far += float(step.reward)
         self.length += 1
+        self.env_steps += 1
+        if step.truncated.any() and not step.episodes:
+            self.first, self.return_so_far, self.length = True, 0.0, 0
+            self.restarted += 1
+            for message in step.restarts:
+                report(message)
         return step
 
     def cut(self) -> Episode:
@@ -206,7 +223,7 @@ def evaluate(
     ended: dict[int, Episode] = {}
     numbers = iter(range(episodes))
     games: list[_Game] = []
-    cut, env_steps, next_report = 0, 0, time.monotonic() + _REPORT_SECONDS
+    cut, restarted, env_steps, next_report = 0, 0, 0, time.monotonic() + _REPORT_SECONDS
     try:
         with in_evaluation_mode(*_modules(policy)):
             while len(ended) < episodes:
@@ -215,10 +232,10 @@ def evaluate(
                 actions = torch.split(_act(policy, games, generator, greedy), 1)
                 for game, action in zip(games, actions, strict=True):
                     episode = next(iter(game.step(action).episodes), None)
-                    if episode is None and game.length == max_steps:
+                    if episode is None and game.env_steps == max_steps:
                         episode, cut = game.cut(), cut + 1
                     if episode is not None:
-                        ended[game.number] = episode
+                        ended[game.number], restarted = episode, restarted + game.restarted
                         game.simulator.close()
                 env_steps += len(games)
                 games = [game for game in games if game.number not in ended]
@@ -234,6 +251,7 @@ def evaluate(
         tuple(e.length for e in in_order),
         tuple(e.success for e in in_order),
         cut,
+        restarted,
     )
 
 
@@ -251,18 +269,17 @@ def record_game(
     generator = derive_generator(seed, "evaluation")
     game = _begin(world, policy, seed, 0, picture=True)
     frames: list[Picture] = []
-    total = 0.0
     try:
         with in_evaluation_mode(*_modules(policy)):
             for _ in range(max_steps):
+                if game.first:  # without those of an episode that was lost
+                    frames.clear()
                 frames.append(game.simulator.picture())
-                step = game.step(_act(policy, [game], generator))
-                total += float(step.reward)
-                if step.episodes:
+                if game.step(_act(policy, [game], generator)).episodes:
                     break
     finally:
         game.simulator.close()
-    return np.stack(frames), total
+    return np.stack(frames), game.return_so_far
 
 
 def _modules(policy: Policy) -> list[nn.Module]:
