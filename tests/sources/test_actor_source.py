@@ -24,12 +24,15 @@ from murmurate.replay.interface import Steps
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.sources import actor_processes
+from murmurate.sources.actor import ActorLoop
+from murmurate.sources.actor_agent import ActorSettings, published_tensors
 from murmurate.sources.actor_processes import ActorPlan
 from murmurate.sources.actor_source import ActorSource
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.shared_ring import SLOTS, ActorRing, ActorStep, SharedParameters
-from murmurate.spec import EnvSpec, Episode
+from murmurate.spec import EnvSpec, Episode, TimeStep
 from murmurate.worlds.registry import world
+from scripted import ScriptedSimulators
 from sources.deaths import kill_actor_1
 from waiting import DEADLINE_SECONDS, until
 
@@ -345,3 +348,56 @@ def test_it_goes_on_from_its_replay_with_new_games(session: Played) -> None:
         assert batch.env_steps < 64  # nothing is begun anew but the games
     with acted(actors=1) as (third, _), pytest.raises(ValueError, match="4 simulators"):
         third.load({**state, "first": state["first"][:4]})
+
+
+class RestartedAtTheReset(ScriptedSimulators):
+    """Replaced two simulators at its first reset, and one in its second step; ends at the fourth."""
+
+    def reset(self, seed: int) -> TimeStep:
+        return dataclasses.replace(super().reset(seed), restarts=["b is started again"] * 2)
+
+    def receive(self) -> TimeStep:
+        if self._step == 3:
+            raise EOFError
+        return dataclasses.replace(super().receive(), restarts=["c is started again"] * (self._step == 2))
+
+
+class RestartingWorld:
+    def open(self, simulators: int, **options: Any) -> Any:
+        return RestartedAtTheReset([[(1.0, "")]] * simulators)
+
+
+def test_an_actor_counts_and_tells_the_restarts_of_its_first_reset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world: Any = RestartingWorld()
+    spec = world.open(3).spec
+    agent: Any = AGENT.build(Context(spec, Replica, 0))
+    parameters = torch.cat([x.flatten() for x in published_tensors(agent)])
+    files = [SharedMemoryFile.create(), SharedMemoryFile.create()]
+    SharedParameters(files[0], len(parameters)).publish(parameters, 1)
+    reader = ActorRing(files[1], spec, 3)
+    settings = ActorSettings(
+        world,
+        AGENT,
+        3,
+        0,
+        0,
+        3,
+        0,
+        "first",
+        0,
+        64,
+        (files[0].descriptor, len(parameters)),
+        files[1].descriptor,
+    )
+    with pytest.raises(EOFError):
+        ActorLoop(settings).run()
+    counted = []
+    while reader.waiting_records:
+        counted.append(reader.oldest().restarts)
+        reader.drop()
+    assert counted == [2, 1, 0]
+    assert capsys.readouterr().err.splitlines() == ["b is started again", "c is started again"]
+    for file in files:
+        file.close()

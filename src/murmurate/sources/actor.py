@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +47,8 @@ class ActorLoop:
         memory = self._agent.initial_memory(settings.simulators)
         first = torch.ones(settings.simulators, dtype=torch.bool)
         pending: ActorStep | None = None
+        restarts = list(step.restarts)  # since the last step that was recorded
+        _tell(restarts)
         played = 0
         while True:
             self._actor_agent.refresh()
@@ -61,11 +64,10 @@ class ActorLoop:
             step = self._simulators.receive()
             first = step.terminated | step.truncated
             steps = steps_of(observation, action, step)._replace(action_value=action.action_value)
-            pending = ActorStep(
-                steps, list(step.episodes), version, len(step.restarts), settings.starts_before
-            )
-            for message in dict.fromkeys(step.restarts):
-                print(message, file=sys.stderr, flush=True)
+            count = len(restarts) + len(step.restarts)
+            pending = ActorStep(steps, list(step.episodes), version, count, settings.starts_before)
+            restarts.clear()
+            _tell(step.restarts)
 
     def _with_random_actions(self, action: Action) -> Action:
         random = random_actions(self._spec, self.settings.simulators, self._generator)
@@ -91,6 +93,11 @@ class ActorLoop:
             observation, None, no_episode_begins, self._generator, greedy=True
         ).greedy_value
         return torch.zeros(len(observation)) if value is None else value
+
+
+def _tell(restarts: Sequence[str]) -> None:
+    for message in dict.fromkeys(restarts):
+        print(message, file=sys.stderr, flush=True)
 
 
 def main() -> None:
