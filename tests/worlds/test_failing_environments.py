@@ -283,3 +283,11 @@ def test_replacements_after_a_resume_have_the_seeds_of_a_run_without_one() -> No
     fail(one)
     other.load(one.state())
     assert fail(one) == fail(other)
+
+
+def test_the_line_that_called_compiled_code_is_named() -> None:
+    def draw() -> Any:
+        return np.random.default_rng(0).integers(0)
+
+    (message,) = stepped(draw).restarts
+    assert f"(test_failing_environments.py:{draw.__code__.co_firstlineno + 1} in draw)" in message

@@ -40,4 +40,6 @@ def noted(problem: BaseException) -> str:
 def _is_in_library(filename: str) -> bool:
     # by name, as the packages of a user or of another environment may be on the path, too
     installed = {"site-packages", "dist-packages"} & set(Path(filename).parts)
-    return bool(installed) or filename.startswith((_STANDARD_LIBRARY, "<"))
+    # the frames of compiled code name its source as it was where it was built: numpy/random/_generator.pyx
+    is_python = os.path.isabs(filename) and filename.endswith(".py")
+    return bool(installed) or not is_python or filename.startswith(_STANDARD_LIBRARY)
