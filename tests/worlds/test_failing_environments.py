@@ -11,8 +11,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from murmurate.errors import RunFailed
-from murmurate.worlds import _failures, served
+from murmurate.errors import Refusal, RunFailed
+from murmurate.worlds import _failures, _own_env, served
 from murmurate.worlds._env_game import EnvGame
 from murmurate.worlds._game_server import Settings, Shared, _Slot
 from murmurate.worlds._numbers import number
@@ -283,6 +283,58 @@ def test_replacements_after_a_resume_have_the_seeds_of_a_run_without_one() -> No
     fail(one)
     other.load(one.state())
     assert fail(one) == fail(other)
+
+
+class Leaving(Told):
+    """Its steps exit, and each environment but the first can only be made at the second try."""
+
+    tries = 0
+
+    def __init__(self) -> None:
+        super().__init__(self._leave)
+        Leaving.tries += 1
+        if Leaving.tries % 2 == 0:
+            raise ConnectionError("not up yet")
+
+    def _leave(self) -> Any:
+        raise SystemExit(3)
+
+
+def make_leaving() -> Any:
+    return _own_env.call(Leaving, "leaving", False)
+
+
+def served_slot(make: str) -> tuple[_Slot, Shared]:
+    game = {"make": f"{__name__}:{make}", "options": {}}
+    settings = Settings(
+        "murmurate.worlds._env_game:EnvGame", game, make, 1, 0, (2,), "float32", (), None, 1, 10.0,
+        served._memory_file(),
+    )  # fmt: skip
+    shared = Shared(settings)
+    return _Slot(settings, shared, 0), shared
+
+
+def test_a_served_environment_that_exits_is_replaced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leaving, "tries", 0)
+    slot, shared = served_slot("make_leaving")
+    slot.begin(0)
+    slot.step(0)
+    assert shared.lost[0]
+    first, second = slot.messages
+    assert "is started again after SystemExit: 3" in first
+    assert "is started again after ConnectionError: not up yet (test_failing_environments.py:" in second
+
+
+def test_only_the_first_opening_of_a_served_environment_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leaving, "tries", 1)
+    slot, _ = served_slot("make_leaving")
+    with pytest.raises(Refusal, match="its function raised ConnectionError"):
+        slot.begin(0)
+    monkeypatch.setattr(Leaving, "tries", 1)
+    slot, _ = served_slot("make_leaving")
+    slot.steps = 9  # its server has died in the middle of a run
+    slot.begin(0)
+    assert "ConnectionError: not up yet" in slot.messages[0]
 
 
 def test_the_line_that_called_compiled_code_is_named() -> None:

@@ -347,3 +347,26 @@ def test_videos_play_at_the_environments_own_speed(tmp_path: Path) -> None:
     assert registry.world(f"env:{tmp_path / 'slow.py'}:Slow").env_steps_per_second == 4
     assert registry.world("gym:CartPole-v1").env_steps_per_second == 50
     assert dataclasses.replace(registry.world("maze-l1"), frame_skip=4).env_steps_per_second == 5
+
+
+def test_a_relative_path_means_the_same_in_a_process_of_its_own(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "placed.py").write_text(
+        "import gymnasium\n\n"
+        "class Placed(gymnasium.wrappers.TimeLimit):\n"
+        "    def __init__(self):\n"
+        "        with open('limit.txt') as file:\n"
+        "            super().__init__(gymnasium.make('CartPole-v1'), int(file.read()))\n"
+    )
+    (place / "limit.txt").write_text("3")
+    monkeypatch.chdir(place)
+    made: Any = world_of("placed.py:Placed")
+    simulators = dataclasses.replace(made, served=True).open(1, training=True)
+    simulators.reset(0)
+    for _ in range(3):
+        simulators.send(torch.zeros(1, dtype=torch.int64))
+        step = simulators.receive()
+    simulators.close()
+    assert step.truncated.all()
+    assert (place / "limit.txt").exists()

@@ -90,8 +90,8 @@ class Settings:
     float32.
     action: shape of an action; () where it is a number.
     screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
-    hang_seconds: time after which a game counts as hung. folder: the working directory, removed at the end.
-    descriptor: descriptor of the shared memory (see ``Shared``).
+    hang_seconds: time after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).
+    folder: the working directory, removed at the end; empty: where the process is started.
     """
 
     game: str
@@ -190,9 +190,9 @@ class _Slot:
         self._seed, self._failures, self._steps_since_failure = seed, 0, 0
         try:
             self._begin(seed)
-        except Refusal:
-            raise
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
+            if isinstance(problem, Refusal) and not self.steps:
+                raise
             self._replace(problem)
         self._write_result(0.0, False, False)
 
@@ -209,7 +209,7 @@ class _Slot:
                     _copy(frame, shared.final[index])
                 elif not terminated:
                     _copy(frame, shared.frame[index])
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             shared.final[index] = shared.frame[index]  # the last frame before the failure
             self._replace(problem)
             self._write_result(0.0, False, True, lost=True)
@@ -218,7 +218,7 @@ class _Slot:
             shared.success[index] = -1 if self._game.success is None else self._game.success
             try:
                 self._begin(None)
-            except Exception as problem:
+            except (Exception, SystemExit) as problem:
                 self._replace(problem)
         self._steps_since_failure += 1
         if self._steps_since_failure == STEPS_TO_RECOVER:
@@ -246,7 +246,7 @@ class _Slot:
 
     def close(self) -> None:
         if self._game is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 self._game.close()
             self._game = None
 
@@ -256,10 +256,12 @@ class _Slot:
                 self._game = self._settings.make()
             _copy(self._game.begin(seed, self.steps), self._shared.frame[self._index])
 
-    def _replace(self, problem: Exception) -> None:
+    def _replace(self, problem: BaseException) -> None:
         """Replace the game, which raised ``problem``, by a new one with another seed; begin an episode."""
         while True:
             self._failures, self._steps_since_failure = self._failures + 1, 0
+            if isinstance(problem, Refusal):  # of a constructor that raised
+                problem = problem.__cause__ or problem
             cause = f"{type(problem).__name__}: {problem}{noted(problem)}"
             if self._failures > MOST_FAILURES:
                 raise RuntimeError(f"{self.name} failed {self._failures} times in a row, at last by {cause}")
@@ -269,9 +271,7 @@ class _Slot:
             entropy = np.random.SeedSequence([self._seed, self._replacements])
             try:
                 return self._begin(int(entropy.generate_state(1, np.uint64)[0]))
-            except Refusal:
-                raise
-            except Exception as another:
+            except (Exception, SystemExit) as another:
                 problem = another
 
     def _write_result(self, reward: float, terminated: bool, truncated: bool, lost: bool = False) -> None:
@@ -369,7 +369,7 @@ def main() -> None:
     kind, payload = receive(connection)
     settings: Settings = pickle.loads(payload)
     server: _Server | None = None
-    os.chdir(settings.folder)  # some games write their settings to the working directory
+    os.chdir(settings.folder or ".")
     try:
         server = _Server(settings)
         while True:

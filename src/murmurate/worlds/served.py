@@ -53,6 +53,8 @@ class ServedSimulators:
     screen: shape [H, W, 3] of pictures of simulator 0, if they are wanted.
 
     savable: whether the games' states can be saved. If not, a resumed run begins new episodes.
+    own_folder: whether the working directory of the games is a temporary one, for games that write their
+    settings there.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ServedSimulators:
         screen: tuple[int, int, int] | None = None,
         hang_seconds: float = HANG_SECONDS,
         savable: bool = False,
+        own_folder: bool = True,
     ) -> None:
         self.spec, self.size, self._first, self._scale = spec, size, first, scale
         self._low, self._high = (np.array(bound, np.float32) for bound in (spec.action_low, spec.action_high))
@@ -96,7 +99,7 @@ class ServedSimulators:
         self._observation = self._empty()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._folder = ""
+        self._own_folder, self._folder = own_folder, ""
         self._savable = savable
         self._steps = 0  # of each simulator in the whole run
         self._seed, self._failures, self._steps_since_failure = 0, 0, 0
@@ -272,7 +275,7 @@ class ServedSimulators:
     # -- the server -----------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="murmurate-games-")
+        self._folder = tempfile.mkdtemp(prefix="murmurate-games-") if self._own_folder else ""
         client_end, server_end = socket.socketpair()
         with server_end:
             self._process = subprocess.Popen(
@@ -342,7 +345,9 @@ def served_environments(
     """
     game = "murmurate.worlds._env_game:EnvGame"
     game_options = {"make": make, "options": options, **space_options}
-    return ServedSimulators(spec, game, game_options, size, first=first, screen=screen, savable=True)
+    return ServedSimulators(
+        spec, game, game_options, size, first=first, screen=screen, savable=True, own_folder=False
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
