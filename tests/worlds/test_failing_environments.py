@@ -17,6 +17,7 @@ from murmurate.worlds._env_game import EnvGame
 from murmurate.worlds._game_server import Settings, Shared, _Slot
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import batch_size, row_of
+from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.gym_simulators import GymSimulators
 from murmurate.worlds.vector_simulators import VectorSimulators
 
@@ -285,6 +286,41 @@ def test_replacements_after_a_resume_have_the_seeds_of_a_run_without_one() -> No
     assert fail(one) == fail(other)
 
 
+class Older(gymnasium.Env[Any, Any]):
+    """Draws from NumPy's older generator, which takes seeds of 32 bits."""
+
+    observation_space = spaces.Box(0, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.drawn = np.random.RandomState(seed)
+        return self.drawn.uniform(size=2), {}
+
+    def step(self, action: Any) -> Any:
+        return self.drawn.uniform(size=2), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("kind", [gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv])
+def test_an_environment_that_takes_short_seeds_only_gets_remainders(kind: Any) -> None:
+    seeds = [simulator_seed(5, b) for b in (3, 4)]
+    assert min(seeds) >= 2**32
+    expected = [np.random.RandomState(seed % 2**31).uniform(size=2).astype(np.float32) for seed in seeds]
+    alone = GymSimulators("older", lambda b: (Older(), 10**6), 2, 3)
+    step = alone.reset(5)
+    assert not step.restarts
+    assert np.array_equal(step.observation.numpy(), expected)
+    game = EnvGame(f"{__name__}:Older", {})
+    assert np.array_equal(game.begin(seeds[0], 0), expected[0])
+    vector = VectorSimulators("older", lambda: kind([Older, Older]), 2, 3)
+    assert np.array_equal(vector.reset(5).observation.numpy(), expected)
+    for simulators in (alone, vector):
+        simulators.send(torch.zeros(2, dtype=torch.int64))
+    assert torch.equal(alone.receive().observation, vector.receive().observation)
+    vector.close()
+
+
 class Leaving(Told):
     """Its steps exit, and each environment but the first can only be made at the second try."""
 
@@ -302,6 +338,26 @@ class Leaving(Told):
 
 def make_leaving() -> Any:
     return _own_env.call(Leaving, "leaving", False)
+
+
+def test_a_constructor_that_fails_in_a_replacement_is_one_more_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Leaving, "tries", 0)
+    simulators = GymSimulators("leaving", lambda b: (make_leaving(), 10**6), 1, 0)
+    simulators.reset(0)
+    simulators.send(torch.zeros(1, dtype=torch.int64))
+    first, second = simulators.receive().restarts
+    assert "raised SystemExit in step: 3" in first
+    assert "raised ConnectionError in its constructor: not up yet (test_failing_environments.py:" in second
+    simulators.send(torch.zeros(1, dtype=torch.int64))
+    simulators.receive()
+    simulators.send(torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(RunFailed, match=r"It failed 6 times in a row"):
+        simulators.receive()
+    monkeypatch.setattr(Leaving, "tries", 1)
+    with pytest.raises(Refusal, match="its function raised ConnectionError"):
+        GymSimulators("leaving", lambda b: (make_leaving(), 10**6), 1, 0)
 
 
 def served_slot(make: str) -> tuple[_Slot, Shared]:
@@ -343,3 +399,30 @@ def test_the_line_that_called_compiled_code_is_named() -> None:
 
     (message,) = stepped(draw).restarts
     assert f"(test_failing_environments.py:{draw.__code__.co_firstlineno + 1} in draw)" in message
+
+
+class ToFile(Told):
+    """Its own way of saving has little to do with ours."""
+
+    def save_state(self, path: Any) -> None:
+        raise AssertionError
+
+    def load_state(self, path: Any) -> None:
+        raise AssertionError
+
+
+class Unsaved(Seedless):
+    def save_state(self) -> Any:
+        raise OSError("not now")
+
+
+def test_what_cannot_be_saved_as_documented_is_not_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_failures, "_printed", set())
+    for make in (lambda: ToFile(wind), lambda: Unsaved(np.random.default_rng(0))):
+        simulators = GymSimulators("unsaved", lambda b, make=make: (make(), 10**6), 1, 0)
+        simulators.reset(0)
+        assert simulators.state() is None
+        assert simulators.state() is None
+    assert capsys.readouterr().err.count("OSError: not now") == 1

@@ -73,6 +73,33 @@ class Thrice(gymnasium.Wrapper):  # type: ignore[type-arg]
         return seen, total, terminated, truncated, about
 
 
+class Straying(gymnasium.Wrapper):  # type: ignore[type-arg]
+    """Takes actions from the space now and then."""
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(self.action_space.sample() if self.np_random.random() < 0.5 else action)
+
+
+class Sharing(gymnasium.Wrapper):  # type: ignore[type-arg]
+    """Draws from the environment's generator, and sees one array under two names."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.last: Any = np.zeros(4, np.float32)
+        self.views = {"last": self.last}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        seen, about = self.env.reset(seed=seed, options=options)
+        self.drawn = self.unwrapped.np_random
+        self.last[:] = seen
+        return seen, about
+
+    def step(self, action: Any) -> Any:
+        seen, reward, *others = self.env.step(action)
+        self.last[:] = seen
+        return seen, float(reward) + float(self.views["last"].sum()) + self.drawn.random(), *others
+
+
 def _three_times(env: Any) -> Any:
     return Thrice(env)
 
@@ -83,6 +110,7 @@ STACKS: dict[str, tuple[Any, tuple[WrapperSpec, ...]]] = {
     "a stack of observations": (CartPoleEnv, (STACK,)),
     "running means": (PendulumEnv, (NORMALIZE, RESCALE, STACK)),
     "an entry point's own": (lambda **_: Fading(CartPoleEnv()), ()),
+    "shared objects": (lambda **_: Sharing(CartPoleEnv()), ()),
     "fewer steps than the environment makes": (
         PendulumEnv,
         (WrapperSpec("Thrice", f"{__name__}:_three_times", {}),),
@@ -219,3 +247,54 @@ def test_spaces_that_used_to_need_a_wrapper_need_none(register: Callable[..., st
     flat = GymWorld(register(Named, additional(wrappers.FlattenObservation))).open(1, training=True)
     assert dataclasses.replace(plain.spec, name="") == dataclasses.replace(flat.spec, name="")
     assert torch.equal(plain.reset(0).observation, flat.reset(0).observation)
+
+
+def make_straying(**_: Any) -> Any:
+    cart = CartPoleEnv()
+    return Straying(gymnasium.wrappers.TransformReward(cart, lambda reward: reward))
+
+
+class Saved(CartPoleEnv):
+    """Can be saved in its own way, and takes actions from its space."""
+
+    def step(self, action: Any) -> Any:
+        return super().step(self.action_space.sample())
+
+    def save_state(self) -> Any:
+        return {"state": np.array(self.state)}
+
+    def load_state(self, saved: Any) -> None:
+        self.state = saved["state"]
+
+
+@pytest.mark.parametrize("entry_point", [make_straying, lambda **_: Saved()])
+def test_the_generators_of_spaces_are_seeded_and_saved(
+    entry_point: Any, register: Callable[..., str]
+) -> None:
+    ident = register(entry_point, max_episode_steps=23)
+    assert_resumes(ident, None, before=37, after=100)
+
+    def seen(seed: int) -> Any:
+        simulators = GymWorld(ident).open(2, training=True)
+        simulators.reset(seed)
+        for _ in range(5):
+            simulators.send(torch.zeros(2, dtype=torch.int64))
+            observation = simulators.receive().observation
+        return observation
+
+    assert torch.equal(seen(3), seen(3))
+    assert not torch.equal(seen(3), seen(4))
+
+
+def test_a_space_that_has_a_generator_keeps_it(register: Callable[..., str]) -> None:
+    class Seeded(CartPoleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = gymnasium.spaces.Discrete(2, seed=7)
+
+    simulators = GymWorld(register(lambda **_: Seeded())).open(1, training=True)
+    assert isinstance(simulators, GymSimulators)
+    simulators.reset(0)
+    drawn = [simulators._envs[0].action_space.sample() for _ in range(20)]
+    space = gymnasium.spaces.Discrete(2, seed=7)
+    assert drawn == [space.sample() for _ in range(20)]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from murmurate.worlds._game_server import Frame
-from murmurate.worlds._gym_env import success_of
+from murmurate.worlds._gym_env import reset, success_of
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
-from murmurate.worlds.env_state import Unsavable, load_generators, save_generators, saver
+from murmurate.worlds.env_state import Unsavable, load, load_generators, save_generators, saver
 
 
 class EnvGame:
@@ -39,7 +39,7 @@ class EnvGame:
         self.success: bool | None = None
 
     def begin(self, seed: int | None, steps: int) -> Frame:
-        return self._frame(self._env.reset(seed=seed)[0])
+        return self._frame(reset(self._env, seed))
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
         (converted,) = self._actions.convert(np.asarray(action)[None])
@@ -65,9 +65,7 @@ class EnvGame:
     def load(self, state: dict[str, Any]) -> None:
         if self._saver is None:
             raise ValueError("it cannot be saved, so there is no state to load")
-        self._env.reset()  # some environments create attributes only in reset
-        self._saver.load(state["physics"])
-        self._env.unwrapped.np_random = load_generators([state["generator"]], 1)[0]
+        load(self._env, self._saver, state["physics"], load_generators([state["generator"]], 1)[0])
 
     def close(self) -> None:
         self._env.close()

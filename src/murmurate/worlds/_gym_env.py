@@ -15,10 +15,12 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from murmurate import errors
-from murmurate.worlds.env_state import silence_mujoco
+from murmurate.worlds.env_state import seed_spaces, silence_mujoco
 from murmurate.worlds.modules import draw_without_screen, import_module, import_triton
 
 PREFIX = "gym:"
+SHORT_SEEDS = 2**31  # number of the seeds that every generator takes
+REFUSALS_OF_SEEDS = (ValueError, TypeError, OverflowError)
 # modules whose environments draw by SDL, so that Mesa is not loaded (see ``import_triton``)
 _WITHOUT_MESA = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "ale_py")
 
@@ -90,6 +92,22 @@ def without_checks(made: Any) -> tuple[Any, int]:
             limit = min(limit, inner._max_episode_steps)
         inner = inner.env
     return (made, sys.maxsize) if isinstance(inner, gymnasium.Wrapper) else (inner, limit)
+
+
+def reset(env: Any, seed: int | None) -> Any:
+    """The first observation of an episode. seed: for its generator and those of its spaces; None: go on.
+
+    NumPy's older generators, which an environment may use, take seeds of 32 bits only. An environment that
+    refuses a larger one gets its remainder.
+    """
+    if seed is not None:
+        seed_spaces(env, seed)
+    try:
+        return env.reset(seed=seed)[0]
+    except REFUSALS_OF_SEEDS:
+        if seed is None or seed < SHORT_SEEDS:
+            raise
+        return env.reset(seed=seed % SHORT_SEEDS)[0]
 
 
 def success_of(info: Any) -> bool | None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 
 from murmurate.errors import Refusal
+from murmurate.worlds._failures import noted
 
 # A step reads these derived quantities before it recomputes them. After a step they still hold their values
 # from the beginning of that step's last substep, so they cannot be computed from the integration state (Ant
@@ -81,7 +83,7 @@ def saver(env: Any) -> Saver | None:
     if isinstance(env, gymnasium.Wrapper):
         inner = saver(env.unwrapped)
         return None if inner is None else WrappersSaver(env, inner)
-    if callable(getattr(env, "save_state", None)) and callable(getattr(env, "load_state", None)):
+    if _takes(getattr(env, "save_state", None)) and _takes(getattr(env, "load_state", None), None):
         return OwnSaver(env)
     module = type(env).__module__
     if module.startswith("gymnasium.envs.classic_control."):
@@ -97,6 +99,19 @@ def saver(env: Any) -> Saver | None:
     return None
 
 
+def _takes(method: Any, *arguments: Any) -> bool:
+    """Whether ``method`` can be called with these arguments alone."""
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # compiled functions may not tell their parameters
+        return True
+    return True
+
+
 class OwnSaver:
     """For an environment that offers ``save_state() -> state`` and ``load_state(state)``; its ``np_random``
     is saved by the caller. A state is made of numbers, strings, arrays, NumPy generators and containers of
@@ -106,10 +121,16 @@ class OwnSaver:
         self._env = env
 
     def save(self) -> dict[str, Any]:
-        return {"own": _encode(self._env.save_state())}
+        try:
+            state = self._env.save_state()
+        except Exception as problem:  # the run goes on; the traceback in the log says why it is not exact
+            raise Unsavable(f"save_state raised {type(problem).__name__}{noted(problem)}") from problem
+        met = {id(self._env.np_random): 0}
+        return {"own": _encode(state, met), "spaces": _save_spaces([self._env])}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._env.load_state(_decode(state["own"]))
+        self._env.load_state(_decode(state["own"], [self._env.np_random]))
+        _load_spaces([self._env], state)
 
 
 class ClassicSaver:
@@ -164,37 +185,93 @@ class MujocoSaver:
 class WrappersSaver:
     """For an environment with wrappers: saves its own state, and the attributes of each wrapper.
 
-    Numbers, strings, arrays, generators and containers of these are saved. Spaces, classes and functions
-    without a closure count as constants and are left out. Anything else (a file, an object of unknown kind)
-    raises ``Unsavable``.
+    Numbers, strings, arrays, generators and containers of these are saved, those that are met twice as one,
+    and also the generators of spaces. The rest of a space, classes and functions without a closure count as
+    constants and are left out. Anything else (a file, an object of unknown kind) raises ``Unsavable``.
     """
 
     def __init__(self, env: Any, inner: Saver) -> None:
-        self._inner = inner
-        self._stack: list[Any] = [env]
-        while isinstance(self._stack[-1], gymnasium.Wrapper):
-            self._stack.append(self._stack[-1].env)
+        self._inner, self._stack = inner, _stack(env)
 
     def save(self) -> dict[str, Any]:
-        wrappers = [_attributes(wrapper, self._stack) for wrapper in self._stack[:-1]]
-        return {"inner": self._inner.save(), "wrappers": wrappers}
+        met = {id(self._stack[-1].np_random): 0}
+        wrappers = [_attributes(wrapper, self._stack, met) for wrapper in self._stack[:-1]]
+        return {"inner": self._inner.save(), "wrappers": wrappers, "spaces": _save_spaces(self._stack)}
 
     def load(self, state: dict[str, Any]) -> None:
         self._inner.load(state["inner"])
+        met = [self._stack[-1].np_random]
         for wrapper, saved in zip(self._stack, state["wrappers"], strict=False):
-            _restore(wrapper, saved)
+            _restore(wrapper, saved, met)
+        _load_spaces(self._stack, state)
 
 
-def _attributes(holder: Any, stack: list[Any]) -> dict[str, Any]:
-    """The attributes of ``holder``, except for the environments of ``stack``. Raises ``Unsavable``."""
+def load(env: Any, env_saver: Saver, physics: dict[str, Any], generator: np.random.Generator) -> None:
+    """Continue ``env`` from what its saver has saved, with its ``np_random`` as it was then."""
+    env.reset()  # some environments create attributes only in reset
+    state = generator.bit_generator.state
+    env.unwrapped.np_random = generator  # before the wrappers, which may hold it too
+    env_saver.load(physics)
+    env.unwrapped.np_random.bit_generator.state = state  # load_state may have drawn from it
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Seed the spaces of an environment and its wrappers, which they may sample. Those that have a generator
+    already keep it."""
+    for number, space in enumerate(_spaces(_stack(env))):
+        if space._np_random is None:
+            own_seed = np.random.SeedSequence([seed, number]).generate_state(1)[0]
+            gymnasium.Space.seed(space, int(own_seed))  # ``Dict.seed`` would seed its parts again
+
+
+def _stack(env: Any) -> list[Any]:
+    """``env``, and the environments in it."""
+    stack = [env]
+    while isinstance(stack[-1], gymnasium.Wrapper):
+        stack.append(stack[-1].env)
+    return stack
+
+
+def _spaces(stack: list[Any]) -> list[Any]:
+    """The spaces of these environments and the parts of them, each once."""
+    found: dict[int, Any] = {}
+
+    def add(values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, gymnasium.Space) and id(value) not in found:
+                found[id(value)] = value
+                for part in vars(value).values():
+                    parts = part.values() if isinstance(part, dict) else part
+                    add(parts if isinstance(part, dict | tuple | list) else [part])
+
+    for layer in stack:
+        add([layer.action_space, layer.observation_space, *vars(layer).values()])
+    return list(found.values())
+
+
+def _save_spaces(stack: list[Any]) -> list[Any]:
+    """The states of the spaces' generators; None for a space that has none yet."""
+    return [s._np_random and save_generators([s._np_random])[0] for s in _spaces(stack)]
+
+
+def _load_spaces(stack: list[Any], state: dict[str, Any]) -> None:
+    # states that were saved earlier do not have these
+    for space, saved in zip(_spaces(stack), state.get("spaces", []), strict=False):
+        if saved is not None:
+            space.np_random.bit_generator.state = saved
+
+
+def _attributes(holder: Any, stack: list[Any], met: dict[int, int]) -> dict[str, Any]:
+    """The attributes of ``holder``, except for the environments of ``stack``. met: see ``_encode``. Raises
+    ``Unsavable``."""
     saved: dict[str, Any] = {}
     for name, value in vars(holder).items():
         if name in _CONSTANT_ATTRIBUTES or _is_constant(value) or any(value is env for env in stack):
             continue
         if type(value).__module__.startswith("gymnasium.wrappers."):  # such as a ``RunningMeanStd``
-            saved[name] = {"object": _attributes(value, stack)}
+            saved[name] = {"object": _attributes(value, stack, met)}
         else:
-            saved[name] = _encode(value)
+            saved[name] = _encode(value, met)
     return saved
 
 
@@ -205,44 +282,59 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value, _CONSTANT_TYPES)
 
 
-def _encode(value: Any) -> Any:
-    """``value`` as arrays and plain JSON values. Raises ``Unsavable``."""
+def _encode(value: Any, met: dict[int, int]) -> Any:
+    """``value`` as arrays and plain JSON values. met: the number of each mutable object so far, by its id;
+    one that is met again is saved as its number. Raises ``Unsavable``."""
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if id(value) in met:
+        return {"same": met[id(value)]}
+    if not isinstance(value, np.generic | tuple):
+        met[id(value)] = len(met)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         return {"array": np.array(value), "scalar": isinstance(value, np.generic)}
     if isinstance(value, np.random.Generator):
         return {"generator": save_generators([value])[0]}
     for kind, sequence_type in _SEQUENCES.items():
         if type(value) is sequence_type:
-            return {kind: [_encode(x) for x in value], "longest": getattr(value, "maxlen", None)}
+            return {kind: [_encode(x, met) for x in value], "longest": getattr(value, "maxlen", None)}
     if type(value) is dict and all(type(key) is str for key in value):
-        return {"dict": {key: _encode(x) for key, x in value.items()}}
+        return {"dict": {key: _encode(x, met) for key, x in value.items()}}
     raise Unsavable(f"{type(value).__name__} cannot be saved")
 
 
-def _decode(saved: Any) -> Any:
-    """The inverse of ``_encode``."""
+def _decode(saved: Any, met: list[Any]) -> Any:
+    """The inverse of ``_encode``. met: the mutable objects so far, by their numbers."""
     if not isinstance(saved, dict):
         return saved
     kind, content = next(iter(saved.items()))
+    if kind == "same":
+        return met[content]
+    if kind == "array" and saved["scalar"]:
+        return content.copy()[()]
+    if kind == "tuple":
+        return tuple([_decode(x, met) for x in content])
+    made: Any
     if kind == "array":
-        array = content.copy()
-        return array[()] if saved["scalar"] else array
-    if kind == "generator":
-        return load_generators([content], 1)[0]
+        made = content.copy()
+    elif kind == "generator":
+        made = load_generators([content], 1)[0]
+    else:
+        made = deque(maxlen=saved["longest"]) if kind == "deque" else {"list": list, "dict": dict}[kind]()
+    met.append(made)  # before its content, which is numbered after it
     if kind == "dict":
-        return {key: _decode(x) for key, x in content.items()}
-    items = [_decode(x) for x in content]
-    return deque(items, saved["longest"]) if kind == "deque" else _SEQUENCES[kind](items)
+        made.update((key, _decode(x, met)) for key, x in content.items())
+    elif kind in ("list", "deque"):
+        made.extend(_decode(x, met) for x in content)
+    return made
 
 
-def _restore(holder: Any, saved: dict[str, Any]) -> None:
+def _restore(holder: Any, saved: dict[str, Any], met: list[Any]) -> None:
     for name, value in saved.items():
         if isinstance(value, dict) and "object" in value:
-            _restore(getattr(holder, name), value["object"])
+            _restore(getattr(holder, name), value["object"], met)
         else:
-            setattr(holder, name, _decode(value))
+            setattr(holder, name, _decode(value, met))
 
 
 def save_generators(generators: list[np.random.Generator]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
-from murmurate.worlds._gym_env import success_of
+from murmurate.worlds._gym_env import reset, success_of
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import (
     JOINT_ACTIONS,
@@ -26,7 +26,7 @@ from murmurate.worlds._spaces import (
     observation_format,
 )
 from murmurate.worlds.array_trees import to_arrays, to_tensors
-from murmurate.worlds.env_state import Saver, Unsavable, load_generators, save_generators, saver
+from murmurate.worlds.env_state import Saver, Unsavable, load, load_generators, save_generators, saver
 from murmurate.worlds.episodes import EpisodeCounter, restore
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
@@ -173,10 +173,7 @@ class GymSimulators:
         ):
             if env_saver is None:
                 raise ValueError(f"{self.spec.name} cannot be saved, so there is no state to load: reset it")
-            # some environments create attributes only in reset
-            env.reset()
-            env_saver.load(physics)
-            env.unwrapped.np_random = generator
+            load(env, env_saver, physics, generator)
         self._counter.load(state["episodes"])
         # states that were saved earlier do not have these
         self._seed = state.get("seed", 0)
@@ -221,12 +218,14 @@ class GymSimulators:
                 seed = derive_seed(own_seed, "replacement", int(self._replacements[b]))
                 with contextlib.suppress(Exception):
                     self._envs[b].close()
-                self._envs[b], _ = self._make(b)
-                self._savers[b] = saver(self._envs[b])
+            call = "reset" if cause is None else "its constructor"
             try:
-                observation[b] = self._convert_observation(self._envs[b].reset(seed=seed)[0])
+                if cause is not None:
+                    self._envs[b], _ = self._make(b)
+                    self._savers[b], call = saver(self._envs[b]), "reset"
+                observation[b] = self._convert_observation(reset(self._envs[b], seed))
             except (Exception, SystemExit) as problem:
-                cause = self._exception(b, "reset", problem)
+                cause = self._exception(b, call, problem)
                 continue
             if self._dtype == np.uint8 or np.isfinite(observation[b]).all():
                 return restarts
@@ -260,6 +259,8 @@ class GymSimulators:
         return _Failure(what, "", f"{_MEND}, or register it with a wrapper that replaces such values.")
 
     def _exception(self, b: int, call: str, problem: BaseException) -> _Failure:
+        if isinstance(problem, errors.Refusal):  # of a constructor that raised
+            problem = problem.__cause__ or problem
         what = f"{self._place(b)} raised {type(problem).__name__} in {call}: {problem}"
         return _Failure(what, noted(problem), f"{_MEND}.")
 

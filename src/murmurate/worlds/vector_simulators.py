@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from murmurate.errors import Refusal, RunFailed
 from murmurate.spec import TimeStep
 from murmurate.worlds._failures import noted
-from murmurate.worlds._gym_env import success_of
+from murmurate.worlds._gym_env import REFUSALS_OF_SEEDS, SHORT_SEEDS, success_of
 from murmurate.worlds._numbers import LARGEST_REWARD
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.episodes import EpisodeCounter
@@ -47,6 +48,7 @@ class VectorSimulators:
         observe: Sequence[str] = (),
         joint_actions: int = JOINT_ACTIONS,
     ) -> None:
+        self._make = make
         self._env = env = _checked(make(), name, size)
         self._first = first
         self._resets_itself = _mode(env) == AutoresetMode.SAME_STEP
@@ -66,9 +68,22 @@ class VectorSimulators:
     def reset(self, seed: int) -> TimeStep:
         seeds = [simulator_seed(seed, self._first + b) for b in range(self.size)]
         self._counter.clear()
-        seed_or_seeds = seeds if self._takes_seed_list else seeds[0]
-        raw, _ = self._guarded("reset", lambda: self._env.reset(seed=seed_or_seeds))
+        raw, _ = self._guarded("reset", lambda: self._seeded(seeds))
         return first_step(torch.from_numpy(self._converted(raw)))
+
+    def _seeded(self, seeds: list[int]) -> Any:
+        """What the environment's ``reset`` returns. Of seeds that it refuses it gets the remainders, as in
+        ``_gym_env.reset``."""
+        try:
+            return self._env.reset(seed=seeds if self._takes_seed_list else seeds[0])
+        except REFUSALS_OF_SEEDS:
+            if max(seeds) < SHORT_SEEDS:
+                raise
+            with contextlib.suppress(Exception):
+                self._env.close()
+            # made anew, as the processes of an ``AsyncVectorEnv`` that raised have ended
+            self._env = _checked(self._make(), self.spec.name, self.size)
+            return self._seeded([seed % SHORT_SEEDS for seed in seeds])
 
     def send(self, action: Tensor) -> None:
         space = self._env.single_action_space
