@@ -262,6 +262,17 @@ def test_after_an_interrupt_the_next_command_is_resume(
         assert f"next: murmurate {following} {run_folder}" in capsys.readouterr().out
 
 
+def test_a_death_that_ended_the_run_is_not_said_to_have_left_others(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = json.loads((run_folder / "summary.json").read_text()) | {"replicas": 2, "dead_replicas": [1]}
+    run = recipe("cartpole-gala")
+    for code, ended in ((0, "finished"), (1, "failed: replica 1 died, and that ends all ranks.")):
+        report_end(Finish(code, {**summary, "exit": ended}, run=run), run_folder)
+        said = capsys.readouterr().out
+        assert ("replica 1 died during the run; the others continued" in said) == (code == 0)
+
+
 # -- for machines ----------------------------------------------------------------------------------------
 
 

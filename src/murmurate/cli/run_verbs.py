@@ -260,7 +260,7 @@ def report_end(finish: Any, folder: Path) -> int:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
         print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")
     dead = [rank for rank in summary["dead_replicas"] if rank < summary["replicas"]]  # the others are centres
-    if len(dead) < summary["replicas"]:
+    if len(dead) < summary["replicas"] and not failed:
         for rank in dead:
             print(f"replica {rank} died during the run; the others continued")
     saved = finish.resumable and (folder / "checkpoints" / "last").exists()
