@@ -122,6 +122,27 @@ def test_a_refusal_of_the_leader_is_one_for_all(server: TCPStore) -> None:
         announced()
 
 
+def test_a_refusal_before_a_restart_is_not_one_for_the_restarted_ranks(
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_GATHER_SECONDS", 30.0)
+    earlier = Rendezvous(around(server, 0))
+    earlier.refuse()
+    one = Rendezvous(dataclasses.replace(around(server, 1), restarts_allowed=1))
+    announced = in_thread(one.join)
+    until(lambda: one.epoch == earlier.epoch)
+    leader = Rendezvous(around(server, 0))
+    leader.gather()
+    leader.announce(job(leader, "/runs/first"))
+    assert announced().folder == "/runs/first"
+    announced = in_thread(one.join)
+    leader = Rendezvous(around(server, 0))
+    leader.gather()
+    leader.refuse()
+    with pytest.raises(Refusal, match="rank 0 refused"):
+        announced()
+
+
 def test_members_that_do_not_arrive_are_named(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_GATHER_SECONDS", 0.1)
     with pytest.raises(Refusal, match=r"ranks \[1, 2\] did not register"):

@@ -205,6 +205,7 @@ class Rendezvous:
         """Register with the leader, in whatever epoch it is, and wait for the job. Raises Refusal."""
         nonce = secrets.token_hex(8)
         until = time.monotonic() + _GATHER_SECONDS
+        earlier_epoch, is_first_look = -1, True
         while True:
             if self._root.check("current"):
                 epoch = int(self._leaders_epoch(nonce))
@@ -212,8 +213,11 @@ class Rendezvous:
                 if is_new:
                     self._enter(epoch)
                 if self._messages.find("refused") is not None:
-                    raise Refusal("rank 0 refused to start; see its output")
-                if is_new:
+                    if is_first_look and self.environment.restarts_allowed:
+                        earlier_epoch = epoch  # after a restart, rank 0 may not be here yet
+                    if epoch != earlier_epoch:
+                        raise Refusal("rank 0 refused to start; see its output")
+                elif is_new:
                     self._register(nonce)
                 if self._messages.check("announcement"):
                     announced = json.loads(self._trusted(self._messages, "announcement"))
@@ -224,6 +228,7 @@ class Rendezvous:
                     f"rank 0 did not announce a job within {_GATHER_SECONDS:g} s. Look at its output, and "
                     "give every host the same torchrun command."
                 )
+            is_first_look = False
             time.sleep(_POLL_SECONDS)
 
     def _leaders_epoch(self, nonce: str) -> bytes:
