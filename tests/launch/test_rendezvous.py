@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import re
@@ -25,7 +26,7 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import rendezvous
 from murmurate.launch.host_memory import MemoryOffer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, write_proof
-from murmurate.launch.rendezvous import Environment, Rendezvous
+from murmurate.launch.rendezvous import Environment, Rendezvous, own_address
 from murmurate.launch.secret import drawn_secret, weakness
 from murmurate.training.worker_context import Resume
 from waiting import until
@@ -173,6 +174,46 @@ def test_a_run_folder_that_is_another_one_here_is_refused(server: TCPStore, tmp_
     for folder in (elsewhere, tmp_path / "nowhere"):
         with pytest.raises(Refusal, match="give --out a folder that they share"):
             check_folder(dataclasses.replace(right, folder=str(folder)))
+
+
+def test_the_own_address_is_that_of_the_route_of_either_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On hosts that have routes of some protocols only."""
+    routes = {socket.AF_INET: "192.0.2.7", socket.AF_INET6: "2001:db8::7"}
+
+    class Probe(contextlib.nullcontext[Any]):
+        def __init__(self, family: socket.AddressFamily, *_: int) -> None:
+            super().__init__(self)
+            self.family = family
+
+        def connect(self, target: Any) -> None:
+            if self.family not in routes:
+                raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+        def getsockname(self) -> Any:
+            return (routes[self.family], 1)
+
+    found = [
+        (socket.AF_INET6, 2, 17, "", ("2001:db8::1", 9, 0, 0)),
+        (socket.AF_INET, 2, 17, "", ("192.0.2.1", 9)),
+    ]
+    resolve = socket.getaddrinfo
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Probe)
+        patch.setattr(
+            socket, "getaddrinfo", lambda host, *a, **k: found if host == "first" else resolve(host, *a, **k)
+        )
+        assert own_address("first") == "192.0.2.7"
+        assert own_address("2001:db8::1") == "2001:db8::7"
+        assert own_address("127.0.0.1") == "127.0.0.1"
+        assert own_address("::1") == "::1"
+        assert own_address("::1", ["2001:db8::1"]) == "2001:db8::7"  # on the leader's own host
+        del routes[socket.AF_INET]
+        assert own_address("first") == "2001:db8::7"
+        routes.clear()
+        with pytest.raises(Refusal, match=r"no route to first\. Set MURMURATE_ADDRESS"):
+            own_address("first")
+        patch.setenv("MURMURATE_ADDRESS", "192.0.2.8")
+        assert own_address("first") == "192.0.2.8"
 
 
 # -- secrets ----------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ store's port can write to it, so ranks authenticate all that they read, with the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import ipaddress
 import json
 import math
 import os
@@ -367,20 +369,29 @@ def _connect(environment: Environment) -> TCPStore:
 
 
 def own_address(leader: str, others: Sequence[str] = ()) -> str:
-    """This host's address on the route to the leader's, unless MURMURATE_ADDRESS names another."""
+    """This host's address on the route to the leader's, unless MURMURATE_ADDRESS names another. Raises
+    Refusal where there is no route."""
     if address := os.environ.get("MURMURATE_ADDRESS"):
         return address
     address_here = _route(leader)
-    if address_here.startswith("127.") and others:  # this is the leader's host, so the route is local
+    if (
+        ipaddress.ip_address(address_here).is_loopback and others
+    ):  # this is the leader's host, so the route is local
         return _route(others[0])
     return address_here
 
 
 def _route(address: str) -> str:
-    """This host's address on the route to ``address``; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+    """This host's address on the route to ``address``, by IPv4 where both are possible; nothing is sent."""
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, target in sorted(found, key=lambda each: each[0]):
+            if ipaddress.ip_address(target[0]).is_loopback:
+                return str(target[0])
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                return str(probe.getsockname()[0])
+    raise Refusal(
+        f"this host finds no route to {address}. Set MURMURATE_ADDRESS to the address at which the other "
+        "hosts reach this one."
+    )
