@@ -374,11 +374,8 @@ def own_address(leader: str, others: Sequence[str] = ()) -> str:
     if address := os.environ.get("MURMURATE_ADDRESS"):
         return address
     address_here = _route(leader)
-    if (
-        ipaddress.ip_address(address_here).is_loopback and others
-    ):  # this is the leader's host, so the route is local
-        return _route(others[0])
-    return address_here
+    is_local = ipaddress.ip_address(address_here).is_loopback  # on the leader's host
+    return _route(others[0]) if is_local and others else address_here
 
 
 def _route(address: str) -> str:
