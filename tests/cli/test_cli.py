@@ -112,7 +112,7 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "half a unit": ([_G, "--agent.hidden", "64.5"], "takes integer or integer,..., not '64.5'"),
     "period": (
         [_G, "--strategy", "local-sgd", "--strategy.period", "0"],
-        "--strategy.period is 0; it must be from 1 to 10000. Use --strategy.period 10",
+        "--strategy.period is 0; it must be at least 1. Use --strategy.period 10",
     ),
 }  # fmt: skip
 
