@@ -39,6 +39,7 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "nothing to train": ([], "Say what to train, as in: murmurate train pong-gala"),
     "recipe": (["cartpole-gal"], "no recipe called 'cartpole-gal'. Did you mean 'cartpole-gala'?"),
     "game": (["pnog-gala"], "no world called 'pnog'. Did you mean 'pong'? Run: murmurate list worlds"),
+    "an environment": (["CartPole-v1"], "an environment of Gymnasium. Use --env CartPole-v1 --algorithm ppo"),
     "nothing near": (["zzzzzz"], "no recipe called 'zzzzzz'. Run: murmurate list recipes"),
     "strategy": (
         [_G, "--strategy", "local-sdg"],

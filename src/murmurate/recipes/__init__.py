@@ -85,6 +85,10 @@ def recipe(name: str) -> Run:
             name = _name_in_file(name, "")
     module = _module_of(name)
     if module is None:
+        import gymnasium  # takes long
+
+        if name in gymnasium.registry:
+            raise Refusal(f"{name} is an environment of Gymnasium. Use --env {name} --algorithm ppo")
         raise unknown("recipe", name, recipe_names())
     run: Run = module.recipe(absolute_name(name.removesuffix(f"-{module.ALGORITHM}")))
     return run
