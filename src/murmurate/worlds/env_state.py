@@ -107,8 +107,8 @@ def _takes(method: Any, *arguments: Any) -> bool:
         inspect.signature(method).bind(*arguments)
     except TypeError:
         return False
-    except ValueError:  # compiled functions may not tell their parameters
-        return True
+    except ValueError:
+        pass  # compiled functions may not tell their parameters
     return True
 
 

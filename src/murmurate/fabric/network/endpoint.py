@@ -308,9 +308,14 @@ class Endpoint:
         state, ranks = self._run_state, list(ranks)
         if state is None:
             return self.wait(condition, end - time.monotonic())
-        work = {(rank, state.clock(rank)): state.work()[rank] for rank in ranks}
+
+        def work_by_clock() -> dict[tuple[int, int], int]:
+            all_work = state.work()
+            return {(rank, state.clock(rank)): int(all_work[rank]) for rank in ranks}
+
+        work = work_by_clock()
         while not self.wait(condition, end - time.monotonic()):
-            before, work = work, {(rank, state.clock(rank)): state.work()[rank] for rank in ranks}
+            before, work = work, work_by_clock()
             if not any(work[x] > before.get(x, work[x]) for x in work):
                 return False
             end += self.deadline_seconds
