@@ -7,13 +7,15 @@ import dataclasses
 import pytest
 
 from murmurate.errors import Refusal
-from murmurate.mapping import learning
+from murmurate.mapping import learning, precision
 from murmurate.mapping.learning import FACTORS, Training, env_steps_to_target, factors, learned_by, variants
+from murmurate.mapping.precision import in_precision
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
 RULE = {"replicas": 0.5, "simulators": -0.25, "batch": 0.3, "period": 0.1, "asynchrony": 0.7}
+RULE["precision"] = -0.2
 RECIPES = ("cartpole-a2c", "cartpole-gala", "cartpole-dqn", "cartpole-spo-dqn")
 
 
@@ -35,6 +37,18 @@ def test_each_pair_differs_in_its_factor_alone(name: str) -> None:
     for factor, before, after in pairs:
         own, changed = factors(before), factors(after)
         assert [each for each in FACTORS if own[each] != changed[each]] == [factor]
+
+
+def test_the_effect_of_a_precision_is_tried_where_the_device_is_faster_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = recipe("hopper-td3")
+    names = ["float32", "bfloat16"]
+    tried = []
+    for name in names:
+        monkeypatch.setattr(precision, "faster_precision", lambda device, name=name: name)
+        tried.append([(before, after) for factor, before, after in variants(run) if factor == "precision"])
+    assert tried == [[], [(run, in_precision(run, "bfloat16"))]]
 
 
 @pytest.mark.parametrize("name", RECIPES)

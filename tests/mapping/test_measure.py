@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from murmurate.cli.options import change
 from murmurate.errors import Refusal
 from murmurate.mapping import exchange, measure
 from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot, pilot_run, steady
-from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.mapping.primitives import PRIMITIVES, edges
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.recipes import recipe
 
@@ -29,6 +31,25 @@ def test_a_pilot_learns_early_in_one_process_without_a_double_buffer() -> None:
     assert (found.actors, found.random_env_steps) == (0, 0)
     buffered = dataclasses.replace(run, source=dataclasses.replace(source, double_buffer=True))
     assert not any(each.source.double_buffer for each in measure.sizes(buffered))  # type: ignore[attr-defined]
+
+
+def test_a_pilot_of_batch_mode_collects_and_draws_in_short_turns() -> None:
+    run = pilot_run(recipe("cartpole-arm"))  # 125 steps of 8 simulators for 250 minibatches of 5 steps
+    source: Any = run.source
+    assert (source.steps, source.minibatches) == (10, 20)
+    found = measure.measure(run, 0.1)
+    assert len(found.iteration) > 1
+    assert all(min(found.seconds[name]) > 0 for name in ("act", "simulate", "insert", "gather", "forward"))
+
+
+def test_a_pilot_reads_documents(tmp_path: Path) -> None:
+    documents = ["a plan of many words", "words in a corpus", "many documents make a corpus of words"]
+    (tmp_path / "few.txt").write_text("\n".join(20 * documents) + "\n")
+    run = change(recipe("corpus-lda"), ["--world.path", str(tmp_path / "few.txt"), "--agent.batch", "8"], "")
+    found = measure.measure(pilot_run(run), 0.1)
+    assert all(min(found.seconds[name]) > 0 for name in ("collect", "forward"))
+    reading = next(edge for edge in edges(run, measure.parameters(run)) if edge.start == "collect")
+    assert 8 * 4 * 2 < reading.bytes < 8 * 16 * 7  # ids and counts of up to 7 words each, and an offset
 
 
 def test_a_pilot_counts_the_updates_of_each_vector() -> None:

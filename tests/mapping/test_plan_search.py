@@ -14,6 +14,7 @@ from murmurate.mapping.cost import predict
 from murmurate.mapping.hosts import compute_model, on_hosts
 from murmurate.mapping.learning import Learning, learned_by
 from murmurate.mapping.lines import Line
+from murmurate.mapping.precision import in_precision
 from murmurate.mapping.primitives import PRIMITIVES
 from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, exchange_key, key
 from murmurate.mapping.search import search
@@ -156,6 +157,25 @@ def test_the_time_to_a_target_needs_what_was_learned_with_these_settings() -> No
     learning.of = ""
     with pytest.raises(Refusal, match="by an earlier version"):
         search(run, profile, "time")
+
+
+def test_a_precision_is_chosen_by_its_own_costs_and_effect() -> None:
+    run = recipe("hopper-td3")
+    other = in_precision(run, "bfloat16")
+    assert other is not None
+    profile = profile_of(run, forward=5e-3)
+    assert all("precision" not in each.name for each in search(run, profile))
+    profile.recipes |= profile_of(other, forward=3e-3).recipes
+    found = search(run, profile)
+    assert "--agent.precision bfloat16" in found[0].name
+    assert {each.run.learner.precision for each in found} == {"float32", "bfloat16"}  # type: ignore[attr-defined]
+    exponents = {"replicas": 0.5, "batch": 0.5, "simulators": 0.5}
+    learning = Learning(300.0, 1e5, exponents, 8, missed=["period", "asynchrony"], of=learned_by(run))
+    profile.recipes[key(run)].learning = learning
+    assert all("precision" not in each.name for each in search(run, profile, "time"))
+    learning.exponents["precision"] = 0.0
+    assert "--agent.precision bfloat16" in search(run, profile, "time")[0].name
+    assert in_precision(recipe("pong-ppo"), "bfloat16") is None  # it leaves the choice to the device
 
 
 def test_the_first_candidate_is_the_run_itself() -> None:

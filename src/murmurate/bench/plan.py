@@ -14,6 +14,7 @@ from murmurate.errors import Refusal
 from murmurate.mapping import measure as costs
 from murmurate.mapping.candidates import Candidate, runs_with_exchange
 from murmurate.mapping.check import measured
+from murmurate.mapping.precision import with_faster_precision
 from murmurate.mapping.profile import DeviceProfile
 from murmurate.mapping.search import search
 from murmurate.ranges import PositiveInt, PositiveSeconds, Seed
@@ -71,7 +72,8 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
     for name in plan.recipes:
         began = time.monotonic()
         run = recipe(name)
-        costs.add_recipe(profile, run, log)
+        for variant in with_faster_precision(run):
+            costs.add_recipe(profile, variant, log)
         for exchanging_run in runs_with_exchange(run, profile.cores):
             costs.add_exchange(profile, exchanging_run, log)
         seconds[name] = time.monotonic() - began

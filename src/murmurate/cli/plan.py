@@ -200,6 +200,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     saved at once."""
     from murmurate.mapping import learning, measure
     from murmurate.mapping.candidates import runs_with_exchange
+    from murmurate.mapping.precision import with_faster_precision
     from murmurate.mapping.profile import DeviceProfile, key, load
 
     path = options.on or PROFILE
@@ -216,12 +217,13 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     if has_changed:
         profile.watts = options.watts
         _keep(profile, path)
-    if here and (options.profile or key(run) not in profile.recipes):
-        _say(f"measuring {run.recipe} on this machine")
-        _warn_of_others()
-        measure.add_recipe(profile, run, _say)
-        _keep(profile, path)
-        has_changed = True
+    for variant in with_faster_precision(run) if here else ():
+        if options.profile or key(variant) not in profile.recipes:
+            _say(f"measuring {run.recipe} on this machine" + ", in bfloat16" * (variant is not run))
+            _warn_of_others()
+            measure.add_recipe(profile, variant, _say)
+            _keep(profile, path)
+            has_changed = True
     if here:
         for exchanging_run in runs_with_exchange(run, cores):
             if measure.add_exchange(profile, exchanging_run, _say, options.profile):

@@ -1,5 +1,5 @@
 """The configurations of a recipe that a plan considers: replicas and their strategy, simulators, actors,
-batch and double buffering."""
+batch, precision and double buffering."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Candidate:
         }
 
 
-def candidates(run: Run, cores: int, periods: bool = False) -> Iterator[Run]:
+def candidates(run: Run, cores: int, periods: bool = False, precisions: Sequence[str] = ()) -> Iterator[Run]:
     """Every configuration that the search considers and the run's own checks accept; ``run`` is the first.
 
     periods: whether strategies with a period are considered with shorter ones too, which cost throughput, and
-    save env steps.
+    save env steps. precisions: those of the learner that are considered; its own alone if there are none.
     """
     seen = [run]
     yield run
@@ -72,7 +72,7 @@ def candidates(run: Run, cores: int, periods: bool = False) -> Iterator[Run]:
     if periods:
         strategies = [shorter for each in strategies for shorter in _with_periods(each)]
     for replicas, chosen in itertools.product(_replica_counts(run, cores), strategies):
-        for fields in _field_values(run, cores):
+        for fields in _field_values(run, cores, precisions):
             try:
                 found = _changed(run, replicas, chosen, fields)
                 found.validate()
@@ -101,9 +101,9 @@ def _with_periods(strategy: Any) -> list[Any]:
     return [dataclasses.replace(strategy, period=period) for period in periods] or [strategy]
 
 
-def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
-    """Combinations of values of ``simulators``, ``actors``, ``workers``, ``double_buffer`` and ``batch``, as
-    far as the run has them."""
+def _field_values(run: Run, cores: int, precisions: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Combinations of values of ``simulators``, ``actors``, ``workers``, ``double_buffer``, ``batch`` and
+    ``precision``, as far as the run has them."""
     source: Any = run.source
     axes: dict[str, Sequence[Any]] = {}
     if hasattr(source, "simulators"):
@@ -114,21 +114,23 @@ def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
         axes["double_buffer"] = (False, True)
     if hasattr(source, "workers") and producers(run):
         axes["workers"] = (source.workers, *range(cores + 1))
-    if run.learner.requires.kind in ("transitions", "examples"):
+    if run.learner.requires.kind in ("transitions", "sequences", "examples"):
         batch = run.learner.requires.batch  # type: ignore[attr-defined]
         axes["batch"] = (batch, 2 * batch, 4 * batch)
+    if precisions:
+        axes["precision"] = precisions
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 
 
 def _changed(run: Run, replicas: int, chosen: Any, fields: dict[str, Any]) -> Run:
     """chosen: the strategy. fields: values from ``_field_values``."""
-    source_fields = {name: value for name, value in fields.items() if name != "batch"}
+    of_learner = {name: value for name, value in fields.items() if name in ("batch", "precision")}
+    of_source = {name: value for name, value in fields.items() if name not in of_learner}
     source: Any = run.source
     learner: Any = run.learner
-    if "batch" in fields:
-        learner = dataclasses.replace(learner, batch=fields["batch"])
-    source = dataclasses.replace(source, **source_fields)
+    learner = dataclasses.replace(learner, **of_learner)
+    source = dataclasses.replace(source, **of_source)
     if replicas == 1:  # the strategy makes no difference
         chosen = run.strategy if run.replicas == 1 else strategy("all-reduce")()
     return dataclasses.replace(run, replicas=replicas, strategy=chosen, source=source, learner=learner)
@@ -149,6 +151,7 @@ def changes(run: Run, found: Run) -> list[str]:
         ("--workers", *_values(run.source, found.source, "workers")),
         ("--double-buffer", *_values(run.source, found.source, "double_buffer")),
         ("--agent.batch", *_values(run.learner, found.learner, "batch")),
+        ("--agent.precision", *_values(run.learner, found.learner, "precision")),
     ):
         if before != after:
             words += [option, str(after).lower()]

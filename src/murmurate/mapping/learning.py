@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 
 from murmurate.errors import Refusal
 from murmurate.launch.local import Local
+from murmurate.mapping.precision import with_faster_precision
 from murmurate.mapping.quiet import started
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
 
 _RECORD_SECONDS = 0.1  # between records, from which the duration is known
-FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony")
+FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony", "precision")
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Training(NamedTuple):
 
 def factors(run: Run) -> dict[str, float]:
     """The rule's factors for ``run``; 1 for a factor that the run does not have. asynchrony: 2 for replicas
-    that do not wait for one another, else 1."""
+    that do not wait for one another, else 1. precision: 2 for bfloat16, else 1."""
     requires: Any = run.learner.requires
     period = getattr(run.strategy, "period", 1) if run.replicas > 1 else 1
     return {
@@ -67,6 +68,7 @@ def factors(run: Run) -> dict[str, float]:
         "batch": float(getattr(requires, "batch", 1)),
         "period": float(period),
         "asynchrony": 2.0 if run.replicas > 1 and not run.strategy.synchronous else 1.0,
+        "precision": 2.0 if getattr(run.learner, "precision", None) == "bfloat16" else 1.0,
     }
 
 
@@ -85,7 +87,10 @@ def learned_by(run: Run) -> str:
 def unknown_factors(candidate: Run, run: Run, learning: Learning) -> list[str]:
     """The factors in which ``candidate``, a variant of ``run``, differs, and whose exponents are unknown."""
     own, base = factors(candidate), factors(run)
-    return [name for name in learning.missed if own[name] != base[name]]
+    unknown = set(learning.missed)
+    if "precision" not in learning.exponents:  # all other factors have been tried
+        unknown.add("precision")
+    return [name for name in FACTORS if name in unknown and own[name] != base[name]]
 
 
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
@@ -166,6 +171,7 @@ def variants(run: Run) -> Iterator[tuple[str, Run, Run]]:
     if hasattr(learner, "batch"):
         larger = dataclasses.replace(learner, batch=2 * learner.batch)
         pairs.append(("batch", run, dataclasses.replace(run, learner=larger)))
+    pairs.append(("precision", run, with_faster_precision(run)[-1]))
     # synchronous without a period, with one, and asynchronous: the run's own strategy in place of its kind
     others = [dataclasses.replace(shared, strategy=each) for each in (all_reduce, local, gossip)]
     kinds = {_kind(each): each for each in [*others, shared]}

@@ -59,6 +59,8 @@ def sizes(run: Run) -> list[Run]:
             replay = dataclasses.replace(source.replay, samples_per_insert=ratio, learning_starts=starts)
             changed = dataclasses.replace(base, source=dataclasses.replace(source, replay=replay))
             pilots.append(_with_batch(changed, batch))
+    if requires.kind == "sequences":
+        pilots += [_with_batch(base, size) for size in (max(1, requires.batch // 4), 4 * requires.batch)]
     return pilots
 
 
@@ -75,10 +77,9 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     for number, pilot in enumerate(runs, 1):
         found = measure(pilot, SECONDS)
         pilots.append(found)
-        log(
-            f"{run.recipe} {number}/{len(runs)}: {found.simulators} simulators, batches of {found.rows}: "
-            f"{1e3 * statistics.median(found.iteration):.2f} ms"
-        )
+        simulators = f"{found.simulators} simulators, " * hasattr(run.source, "simulators")
+        milliseconds = 1e3 * statistics.median(found.iteration)
+        log(f"{run.recipe} {number}/{len(runs)}: {simulators}batches of {found.rows}: {milliseconds:.2f} ms")
     busy = measure(runs[0], SECONDS, profile.cores) if profile.cores > 1 else pilots[0]
     crowded = measure(runs[0], SECONDS, 2 * profile.cores)
     again = measure(runs[0], SECONDS)

@@ -32,6 +32,7 @@ _ENOUGH_ITERATIONS, _LEAST_ITERATIONS = 4 * _WINDOWS, 3
 _LONGEST_SECONDS = 40.0
 _WARM_UP_SHARE = 0.3
 _FEW_TRANSITIONS = 2_000  # transitions in the replay when learning begins
+_STEPS_OF_A_TURN = 8  # of each simulator, where collecting and learning alternate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,8 @@ def steady(run: Run) -> Run:
         starts = min(max(_FEW_TRANSITIONS, requires.batch), source.replay.capacity)
         replay = dataclasses.replace(source.replay, learning_starts=starts, saved=False)
         source = dataclasses.replace(source, replay=replay)
+    if hasattr(source, "minibatches"):
+        source = _in_short_turns(source, run.learner.requires.steps)  # type: ignore[attr-defined]
     learner: Any = run.learner
     if hasattr(learner, "explore_updates"):
         learner = dataclasses.replace(learner, explore_updates=0)
@@ -89,6 +92,14 @@ def steady(run: Run) -> Run:
     )
 
 
+def _in_short_turns(source: Any, sequence: int) -> Any:
+    """``source``, which collects env steps and draws sequences of ``sequence`` steps in turn, with fewer of
+    both in the same proportion."""
+    steps = min(source.steps, max(_STEPS_OF_A_TURN, 2 * sequence))
+    minibatches = max(1, round(source.minibatches * steps / source.steps))
+    return dataclasses.replace(source, collect_env_steps=steps * source.simulators, minibatches=minibatches)
+
+
 def pilot_run(run: Run) -> Run:
     """``steady(run)`` with one replica, and without actor processes and double buffering.
 
@@ -99,7 +110,8 @@ def pilot_run(run: Run) -> Run:
     if type(run.source).__name__ not in MODELLED:
         raise Refusal(
             f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled. A plan is "
-            "made for recipes that learn from rollouts, trajectories, images or a replay of their own."
+            "made for recipes that learn from rollouts, trajectories, sequences, examples or a replay of "
+            "their own."
         )
     found = steady(run)
     return dataclasses.replace(found, source=in_one_process(found.source), strategy=Solo(), replicas=1)
@@ -131,7 +143,8 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
         for name in names
     }
     total = [float(np.mean([windows[1][w] for windows in per_window])) for w in range(count)]
-    deviation = float(np.mean([windows[2] for windows in per_window]))
+    turn = getattr(run.source, "minibatches", 1)  # the pilot's iterations are means of as many
+    deviation = math.sqrt(turn) * float(np.mean([windows[2] for windows in per_window]))
     waited, simulated = (
         sum(iteration[name] for iterations in found for iteration in iterations)
         for name in ("wait", "simulate")
@@ -175,6 +188,8 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     own_folder = Path(folder) / str(fabric.rank)
     (own_folder / "checkpoints").mkdir(parents=True)
     began: list[float] = []
+    turn = getattr(run.source, "minibatches", 1)  # batches from one collection of env steps
+    least = max(_ENOUGH_ITERATIONS, _WINDOWS * turn)
 
     def between_steps() -> None:
         if not iterations:
@@ -183,7 +198,7 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
         if not began:
             began.append(now)
         spent = now - began[0]
-        enough = spent > (1 + _WARM_UP_SHARE) * seconds and len(iterations) > _ENOUGH_ITERATIONS
+        enough = spent > (1 + _WARM_UP_SHARE) * seconds and len(iterations) > least
         if enough or spent > _LONGEST_SECONDS:
             run_state.request_stop()
 
@@ -194,12 +209,12 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     loop.run_to_end()
     memory_file.close()
     warm_up = min(len(iterations) // 2, max(1, int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(iterations))))
-    kept = iterations[warm_up:]
+    kept = _of_turns(iterations[warm_up - warm_up % turn :], turn)
     if len(kept) < _LEAST_ITERATIONS:
         remedy = (
-            "a smaller --agent.batch"
-            if run.learner.requires.kind == "examples"
-            else "fewer --simulators, or shorter rollouts"
+            "fewer --simulators, or shorter rollouts"
+            if hasattr(run.source, "simulators")
+            else "a smaller --agent.batch"
         )
         raise Refusal(
             f"{run.recipe} made {len(kept)} batches in {_LONGEST_SECONDS:g} s, too few to measure. Use "
@@ -207,3 +222,9 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
         )
     vectors = [(len(replica), replica.clock / loop.batches) for replica in loop.learner.replicas.values()]
     return _Timing(kept, vectors)
+
+
+def _of_turns(iterations: list[dict[str, float]], turn: int) -> list[dict[str, float]]:
+    """The mean seconds of iterations in each whole turn."""
+    turns = [iterations[i : i + turn] for i in range(0, len(iterations) - turn + 1, turn)]
+    return [{name: float(np.mean([each[name] for each in own])) for name in own[0]} for own in turns]

@@ -98,13 +98,18 @@ def shape_of(run: Run) -> Shape | None:
     if requires.kind == "transitions":
         batch, ratio = requires.batch, source.replay.samples_per_insert
         return Shape(simulators, groups, batch / (ratio * simulators), batch)
+    if requires.kind == "sequences":
+        return Shape(simulators, groups, source.steps / source.minibatches, requires.batch)
     columns = getattr(source, "columns", simulators)  # simulators whose steps make one batch
     rows = columns * requires.steps
     return Shape(simulators, groups, rows / simulators, rows)
 
 
 # sources whose work consists of the primitives above
-MODELLED = ("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig", "ImageSourceConfig")
+MODELLED = (
+    *("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig", "SequenceSourceConfig"),
+    *("ImageSourceConfig", "ExampleSourceConfig"),
+)
 
 
 def producers(run: Run) -> int:
@@ -133,20 +138,28 @@ def edges(run: Run, parameters: int) -> Iterator[Edge]:
     assert shape is not None
     observation = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
     if run.learner.requires.kind == "examples":
-        yield Edge("collect", "forward", float(observation * shape.rows))
+        source: Any = run.source
+        example = source.example_bytes(run) if hasattr(source, "example_bytes") else observation
+        yield Edge("collect", "forward", float(example * shape.rows))
         yield from _learning_edges(run, parameters)
         return
     action = 8 if spec.actions else FLOAT_BYTES * math.prod(spec.action_shape)
     step = observation + action + FLOAT_BYTES + 2  # a reward, terminated and truncated
     yield Edge("simulate", "act", shape.env_steps * observation)
     yield Edge("act", "simulate", shape.env_steps * action)
-    if run.learner.requires.kind == "transitions":
+    requires: Any = run.learner.requires
+    if requires.kind == "transitions":
         row = 2 * observation + action + 2 * FLOAT_BYTES  # a reward and a discount
         yield Edge("simulate", "insert", shape.env_steps * step)
         yield Edge("sample", "gather", 8.0 * shape.rows)  # an int64 index
         yield Edge("gather", "forward", float(row * shape.rows))
         yield Edge("forward", "priority", 12.0 * shape.rows)  # with a float32 priority
         yield Edge("priority", "sample", 0.0)
+    elif requires.kind == "sequences":
+        observations = requires.steps if requires.every else 2
+        yield Edge("simulate", "insert", shape.env_steps * step)
+        row = observations * observation + requires.steps * (step - observation)
+        yield Edge("gather", "forward", float(row * shape.rows))
     else:
         yield Edge("simulate", "forward", shape.env_steps * step)
     yield Edge("update", "act", float(FLOAT_BYTES * parameters))

@@ -18,6 +18,7 @@ from murmurate.mapping.candidates import Candidate, candidates, changes
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by, unknown_factors
+from murmurate.mapping.precision import PRECISIONS, in_precision
 from murmurate.mapping.primitives import PRIMITIVES, producers
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.spec import usable_cores
@@ -61,7 +62,9 @@ def search(
     fits = False
     # the rule must know what a period costs in env steps
     periods = objective == "time" and learning is not None and "period" in learning.exponents
-    for candidate in candidates(run, profile.cores, periods):
+    variants = {precision: in_precision(run, precision) for precision in PRECISIONS}
+    precisions = [name for name, each in variants.items() if each and key(each) in profile.recipes]
+    for candidate in candidates(run, profile.cores, periods, precisions):
         try:
             needed = needed_bytes(candidate, vector_bytes)
         except Refusal:  # its replays do not fit on the disk, say
@@ -96,7 +99,7 @@ def search(
         placed = on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, log)
         found = [predicted(whole, p, one.bytes) for one, whole, p in placed if known(whole)]
         _sort(found, objective)
-    missed = f"other {', '.join(sorted(unknown))}: such runs missed the target"
+    missed = f"other {', '.join(sorted(unknown))}: such runs missed the target, or were not trained"
     if not found and unknown:
         raise Refusal(
             f"every configuration is left out, as it has {missed}. Use a lower --target, or --objective "

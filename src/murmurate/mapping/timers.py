@@ -91,9 +91,10 @@ def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]])
         if hasattr(owner, method):
             setattr(owner, method, clock.timed(name, getattr(owner, method)))
     if (replay := getattr(source, "replay", None)) is not None:
-        for name, method in (
-            ("insert", "observe"), ("sample", "choose"), ("gather", "gather"), ("priority", "update")
-        ):  # fmt: skip
+        methods = {"observe": "insert", "choose": "sample", "gather": "gather", "update": "priority"}
+        if not hasattr(replay, "choose"):  # sequences are drawn and read in one call
+            methods = {"observe": "insert", "draw": "gather"}
+        for method, name in methods.items():
             setattr(replay, method, clock.timed(name, getattr(replay, method)))
     for replica in learner.replicas.values():
         _attach_replica(replica, clock)

@@ -31,12 +31,16 @@ class ExampleSourceConfig(SourceConfig):
         return batches_of(run)
 
     def memory_bytes(self, run: RunView) -> int:
+        batch: int = run.learner.requires.batch
+        return int(batch * (_INDEX_BYTES + 2 * self.example_bytes(run)))
+
+    def example_bytes(self, run: RunView) -> float:
+        """The mean size of an example, from the first ones."""
         train = cast(DataSet, run.world).divided().train
         sample = train.select(np.arange(min(len(train), _SAMPLE_COUNT)))
         fields = sample if isinstance(sample, tuple) else vars(sample).values()
         size = sum(int(getattr(value, "nbytes", 0)) for value in fields)
-        batch: int = run.learner.requires.batch
-        return batch * (_INDEX_BYTES + 2 * size // max(min(len(train), _SAMPLE_COUNT), 1))
+        return size / max(min(len(train), _SAMPLE_COUNT), 1)
 
     def open(self, context: SourceContext) -> ExampleSource:
         run = context.run
