@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from murmurate.datasets.image_set import ImageBatch, ImageSet
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
+from murmurate.strategies import strategy
 from murmurate.training import checkpoint
+from murmurate.workloads import image_classifier
 from murmurate.workloads.image_classifier import ClassifierLearner, ImageClassifier
 from short_runs import train
 from smallest import smallest
@@ -105,6 +108,39 @@ def test_statistics_over_replicas_in_a_whole_run(tmp_path: Path) -> None:
     one, other = (part["replicas"]["classifier"]["replica"]["buffers"] for part in parts)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert any(value.abs().max() > 0 for name, value in one.items() if name.endswith("running_mean"))
+
+
+@pytest.mark.parametrize(("strategy_name", "shared"), [("all-reduce", True), ("local-sgd", False)])
+def test_replicas_with_the_same_parameters_share_the_validation_images(
+    strategy_name: str, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = smallest("resnet20", tmp_path)
+    learner = dataclasses.replace(cast(ImageClassifier, run.learner), validate_every=2)
+    world = dataclasses.replace(cast(Any, run.world), validation=8)
+    run = dataclasses.replace(
+        run, world=world, learner=learner, strategy=strategy(strategy_name)(), replicas=2, launcher="inline",
+        env_steps=None, updates=2, probe_every_updates=0,
+    )  # fmt: skip
+    seen: Counter[int] = Counter()
+    logits = ClassifierLearner.logits
+
+    def counted(self: ClassifierLearner, images: torch.Tensor) -> torch.Tensor:
+        seen[self.rank] += len(images)
+        return logits(self, images)
+
+    monkeypatch.setattr(image_classifier, "_EVALUATION_BATCH", 2)
+    monkeypatch.setattr(ClassifierLearner, "logits", counted)
+    assert train(run, tmp_path / "run").code == 0
+    parts = [checkpoint.read_part(tmp_path / "run" / "checkpoints" / "last", rank) for rank in range(2)]
+    one, other = (part["learner"]["validated"] for part in parts)
+    if shared:
+        assert one == other
+        assert seen[1] == one["images"] // 2
+    else:
+        assert not other
+        assert seen[1] == 0
+    assert one["loss"] > 0
+    assert seen[0] + seen[1] >= one["images"] > 2
 
 
 class Recording:

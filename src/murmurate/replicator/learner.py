@@ -22,10 +22,11 @@ class Context:
     spec: spec of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
     seed: seed of the run, the same for all replicas. updates: planned own updates over the whole run, for
     schedules; None if only time ends it. examples, validation: training and held-out examples, where the
-    world is a data set. averaged: how many replicas' gradients are averaged for each update (1: each follows
-    its own). open_group: see ``group``. rank: rank of the replica, for random numbers of its own. heartbeat:
-    to be called now and then within a ``learn`` that takes much longer than others, as members that are
-    silent for long are excluded.
+    world is a data set; the held-out ones are given to replica 0 alone, or to all if ``identical``. averaged:
+    how many replicas' gradients are averaged for each update (1: each follows its own). identical: whether
+    all replicas have the same parameters after each update, and ``group``. open_group: see ``group``. rank:
+    rank of the replica, for random numbers of its own. heartbeat: to be called now and then within a
+    ``learn`` that takes much longer than others, as members that are silent for long are excluded.
     """
 
     spec: EnvSpec
@@ -36,6 +37,7 @@ class Context:
     examples: Any = None
     validation: Any = None
     averaged: int = 1
+    identical: bool = False
     open_group: Callable[[], Group] | None = None
     rank: int = 0
     heartbeat: Callable[[], None] = lambda: None

@@ -39,9 +39,12 @@ def build_learner(
     if planned is not None and run.strategy.counts_all:
         planned *= run.replicas
     examples = validation = None
+    # without parts, whose replicas have no collectives
+    identical = run.strategy.averages_gradients and run.replicas > 1 and math.prod(run.grid) == 1
+    identical = identical and open_group is not None
     if with_examples and run.learner.requires.kind == "examples":
         split = cast(DataSet, run.world).divided()
-        examples, validation = split.train, split.validation if rank == 0 else None
+        examples, validation = split.train, split.validation if rank == 0 or identical else None
     context = Context(
         spec=run.world.spec(),
         replicate=replicate,
@@ -51,6 +54,7 @@ def build_learner(
         examples=examples,
         validation=validation,
         averaged=run.replicas if run.strategy.averages_gradients else 1,
+        identical=identical,
         open_group=open_group,
         rank=rank,
         heartbeat=heartbeat,

@@ -22,6 +22,7 @@ from murmurate.nets.precision import resolve_precision
 from murmurate.nets.resnet import ResNet
 from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval
 from murmurate.replica.vector import Replica
+from murmurate.replicator.collectives import Group
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, derive_seed
 
@@ -151,7 +152,9 @@ class ClassifierLearner:
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=_filters(self.net).__contains__,
         )
-        self._validation: ExampleSet[ImageBatch] | None = context.validation
+        validation: ExampleSet[ImageBatch] | None = context.validation
+        self._validation = validation if config.validate_every else None
+        self._validators = context.group() if self._validation and context.identical else None
         self._heartbeat = context.heartbeat
         self._validation_figures: dict[str, float] = {}  # the last ones; empty before the first
 
@@ -191,9 +194,9 @@ class ClassifierLearner:
             "train_accuracy": lambda: float(hits(logits.detach(), labels, top=1).float().mean()),
             "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
         }
-        if self._validation is not None and len(self._validation) and self.config.validate_every:
+        if self._validation:
             if clock // self.config.validate_every != self.clock // self.config.validate_every:
-                self._validation_figures = self.figures(self._validation)
+                self._validation_figures = self.figures(self._validation, group=self._validators)
             if figures := self._validation_figures:
                 metrics |= {name: figures[key] for name, key in _VALIDATION_METRICS.items()}
         return Outcome(metrics)
@@ -224,24 +227,32 @@ class ClassifierLearner:
         return out
 
     def figures(
-        self, examples: ExampleSet[ImageBatch], count: int | None = None, seed: int = 0
+        self,
+        examples: ExampleSet[ImageBatch],
+        count: int | None = None,
+        seed: int = 0,
+        group: Group | None = None,
     ) -> dict[str, float]:
         """accuracy and top5_accuracy (from 0 to 1) and loss (nats) on ``count`` examples, drawn at random by
-        ``seed`` (None: on all), and ``images``, the number of these that could be read."""
+        ``seed`` (None: on all), and ``images``, the number of these that could be read. group: replicas that
+        share the work; each must call this."""
         chosen = _drawn(len(examples), count, seed)
-        sums, readable = torch.zeros(3, dtype=torch.float64), 0
-        for first in range(0, len(chosen), _EVALUATION_BATCH):
+        starts = range(0, max(len(chosen), 1), _EVALUATION_BATCH)
+
+        def sums(start: int) -> Tensor:
+            """Hits, hits of the top 5, summed loss and number of images of one batch."""
             self._heartbeat()
-            batch = examples.select(chosen[first : first + _EVALUATION_BATCH])
+            batch = examples.select(chosen[start : start + _EVALUATION_BATCH])
             if not len(batch.labels):  # all of them are broken, and left out
-                continue
-            readable += len(batch.labels)
+                return torch.zeros(4, dtype=torch.float64)
             logits, labels = self.logits(batch.images).float(), batch.labels.to(self.device)
             loss = classification_loss(logits, labels) * len(labels)
             hit_counts = [hits(logits, labels, top=top).sum() for top in (1, 5)]
-            sums += torch.stack([*hit_counts, loss]).double().cpu()
-        accuracy, top5, loss = (sums / max(readable, 1)).tolist()
-        return {"accuracy": accuracy, "top5_accuracy": top5, "loss": loss, "images": readable}
+            return torch.stack([*hit_counts, loss, loss.new_tensor(len(labels))]).double().cpu()
+
+        *found, readable = (group or Group.of_one()).map_reduce(sums, starts, "sum").tolist()
+        accuracy, top5, loss = (value / max(readable, 1) for value in found)
+        return {"accuracy": accuracy, "top5_accuracy": top5, "loss": loss, "images": int(readable)}
 
     def export(self, path: str | Path) -> None:
         """Write a ``torch.export`` program to ``path`` (.pt2): uint8 images [B, C, H, W] to probabilities

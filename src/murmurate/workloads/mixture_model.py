@@ -119,7 +119,7 @@ class MixtureModel(LearnerConfig):
             context.replicate,
             examples=context.spec.examples,
             eta=self.eta,
-            validation=context.validation,
+            validation=context.validation if context.rank == 0 else None,
             validate_every=self.validate_every,
         )
 

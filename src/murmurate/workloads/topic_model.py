@@ -115,7 +115,7 @@ class TopicModel(LearnerConfig):
             context.replicate,
             examples=documents,
             eta=self.eta,
-            validation=context.validation,
+            validation=context.validation if context.rank == 0 else None,
             validate_every=self.validate_every,
         )
 
