@@ -359,6 +359,14 @@ def test_an_export_to_a_link_replaces_the_file_that_it_leads_to(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link.safetensors"]
 
 
+def test_weights_and_checkpoints_are_as_readable_as_other_files(trained: MakeModel, tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    model = trained("cartpole-a2c")
+    model.export(tmp_path / "weights.safetensors")
+    files = [tmp_path / "weights.safetensors", *(model.folder / "checkpoints" / "last").iterdir()]
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "other").stat().st_mode}
+
+
 def test_an_export_that_computes_something_else_is_found(trained: MakeModel) -> None:
     program: Any = trained("cartpole-a2c").module
     assert largest_error(program, lambda inputs: list(program(*inputs))) == 0.0

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.errors import MissingExtra, Refusal, RunFailed
+from murmurate.record.stored import in_usual_mode
 
 SUFFIXES = (".safetensors", ".pt2", ".onnx")
 _METADATA = "murmurate"
@@ -62,7 +63,8 @@ def export_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[
 
     contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with _replacing(path) as temporary:
-        save_file(contiguous, temporary, {_METADATA: json.dumps(metadata)})
+        with in_usual_mode(Path(temporary)):
+            save_file(contiguous, temporary, {_METADATA: json.dumps(metadata)})
         with safe_open(temporary, "pt") as file:
             if not all(torch.equal(file.get_tensor(name), tensor) for name, tensor in contiguous.items()):
                 raise RunFailed(f"{path} does not hold the weights that were written to it. Check the disk.")

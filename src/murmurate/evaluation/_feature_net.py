@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from murmurate.datasets.interface import ExampleSet, Split
 from murmurate.errors import Refusal
 from murmurate.nets.precision import native_bfloat16
+from murmurate.record.stored import in_usual_mode
 from murmurate.spec import EnvSpec, derive_generator, derive_seed
 
 FEATURES = 128
@@ -165,7 +166,8 @@ def _write(path: Path, classifier: FeatureClassifier, made_of: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     tensors = {name: x.contiguous() for name, x in classifier.net.state_dict().items()}
     try:
-        save_file(tensors, temporary, {"made_of": made_of, "accuracy": json.dumps(classifier.accuracy)})
+        with in_usual_mode(temporary):
+            save_file(tensors, temporary, {"made_of": made_of, "accuracy": json.dumps(classifier.accuracy)})
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):

@@ -48,6 +48,18 @@ def replacing(path: Path, *, synced: bool = False) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def in_usual_mode(path: Path) -> Iterator[None]:
+    """For a library that makes ``path`` anew and only its owner's to read (safetensors does): the file has the
+    mode of any other new file at the end, so that those who share the folder can read it too."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    if path.stat().st_mode != mode:
+        path.chmod(mode)
+
+
 def output(path: Path) -> contextlib.AbstractContextManager[Path]:
     """As ``replacing``, for a path that the user named: a link stays, and the file that it leads to is
     replaced; a pipe or a device is written to itself."""

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from murmurate.errors import Refusal
-from murmurate.record.stored import UNSOUND, parse, replacing
+from murmurate.record.stored import UNSOUND, in_usual_mode, parse, replacing
 from murmurate.replay.interface import Chunk
 
 _TENSOR = "<tensor>"
@@ -66,7 +66,7 @@ def chunk_file(name: str, chunk: str) -> str:
 
 
 def _save(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    with replacing(path, synced=True) as fresh:
+    with replacing(path, synced=True) as fresh, in_usual_mode(fresh):
         save_file(tensors, fresh, metadata=metadata)
 
 
