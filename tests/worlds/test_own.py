@@ -20,10 +20,11 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from resuming import assert_resumes_exactly, play
 
+from murmurate.api.model import load
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.launch import launcher
-from murmurate.recipes import recipe, recipe_of, stored
+from murmurate.recipes import recipe, recipe_of, relocated, stored
 from murmurate.training.run_folder import new_folder, plain, read_run, write_run
 from murmurate.worlds import _own_env, registry
 from murmurate.worlds.gym import GymWorld
@@ -261,8 +262,10 @@ def test_another_callable_stands_in_for_one_that_is_gone(
     monkeypatch.setattr(_own_env, "_callables", {})  # as in another process
     with pytest.raises(Refusal, match=r"murmurate.load\(folder, env=...\)"):
         read_run(tmp_path, recipe)
-    with replaced_by(make_cart):
-        run = read_run(tmp_path, recipe)
+    with replaced_by(make_cart) as replacement:
+        run = relocated(read_run(tmp_path, recipe), replacement)
+    with pytest.raises(Refusal, match="only the process that began the run"):  # only for that one run
+        read_run(tmp_path, recipe)
     simulators = run.world.open(1, training=True)  # type: ignore[attr-defined]
     simulators.reset(0)
     assert [bool(play(simulators, torch.tensor([t % 2])).truncated) for t in range(6)][-1]
@@ -333,8 +336,11 @@ def test_only_an_environment_of_ones_own_can_have_moved(
     words = ["train", "cartpole-a2c", "--env-steps", "300", "--launcher", "inline", "--out", "run"]
     assert main(words) == 0
     before = Path("run/run.json").read_text()
-    assert main(["resume", "run", "--env", "own_envs.py:make_env", "--env-steps", "600"]) == 2
-    assert "cartpole was not made by a class or function of yours" in capsys.readouterr().err
+    for words in (["resume", "run", "--env-steps", "600"], ["eval", "run"], ["report", "run"]):
+        assert main([*words, "--env", "own_envs.py:make_env"]) == 2
+        assert "cartpole was not made by a class or function of yours" in capsys.readouterr().err
+    with pytest.raises(Refusal, match="was not made by a class or function of yours"):
+        load("run", env="own_envs.py:make_env")
     assert Path("run/run.json").read_text() == before
 
 

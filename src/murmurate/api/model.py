@@ -46,18 +46,19 @@ def load(
     Args:
         folder: folder of a run, which may still be going on.
         best: load the checkpoint with the best mean return instead of the last.
-        env: makes the environment, where the folder cannot name it (it was a lambda, say).
+        env: makes the environment, where the folder cannot name it (it was a lambda, say); the run that is
+            loaded has its name.
         world: for ``evaluate``, where the data are now (``{"path": "new/place"}``), or that broken images are
             to be left out (``{"skip_bad": True}``). The folder stays as it is.
 
     Raises:
-        Refusal: for another field of the world, and if there is no run, no checkpoint, or a checkpoint that
-            does not fit the run.
+        Refusal: for another field of the world, for ``env`` if no class or function of yours made the
+            environment, and if there is no run, no checkpoint, or a checkpoint that does not fit the run.
     """
     run_folder = Path(folder).expanduser()
-    with replaced_by(env), keeping_threads():
-        run = with_places(recipes.stored(run_folder), world or {})
-        # loads the user's environment, which can be replaced by env only within this context
+    with replaced_by(env) as replacement, keeping_threads():
+        run = with_places(recipes.relocated(recipes.stored(run_folder), replacement), world or {})
+        # loads the user's environment, and raises what is wrong with it before a checkpoint is looked for
         run.world.spec(read_fingerprint(run_folder))
         if best:
             path = checkpoint.best(run_folder / "checkpoints")

@@ -80,14 +80,14 @@ def add_env_in_place(verb: Any) -> None:
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.api.fields import with_places
-    from murmurate.recipes import stored
+    from murmurate.recipes import relocated, stored
     from murmurate.training.evaluate import evaluate_folder
     from murmurate.worlds.own import replaced_by
 
     given = {name: vars(options)[f"world.{name}"] for name in (*WORLD_PLACES, "skip_bad")}
     places = {name: value for name, value in given.items() if value is not None}
-    with replaced_by(options.env):
-        run = with_places(stored(options.folder), places, _option)
+    with replaced_by(options.env) as replacement:
+        run = with_places(relocated(stored(options.folder), replacement), places, _option)
         figures = evaluate_folder(
             run,
             options.folder,
@@ -107,7 +107,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _report(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.recipes import stored
+    from murmurate.recipes import relocated, stored
     from murmurate.record.report import report
     from murmurate.record.sweeps import distinct, run_folders
     from murmurate.training.evaluate import write_picture
@@ -131,11 +131,12 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     if len(folders) == 1:
         (folder,) = folders
         default_out = folder / "report.html"
-        with replaced_by(options.env):
+        with replaced_by(options.env) as replacement:
+            run = relocated(stored(folder), replacement)
             picture, newest = folder / "videos" / "frames.png", folder / "checkpoints" / "last" / "state.json"
             ages = [path.stat().st_mtime if path.exists() else 0.0 for path in (picture, newest)]
             if ages[0] <= ages[1]:  # there is none, or it is of an earlier policy
-                write_picture(stored(folder), folder)
-            more = stored(folder).evaluation.sections(folder)
+                write_picture(run, folder)
+            more = run.evaluation.sections(folder)
     print(report(folders, options.out or default_out, more))
     return 0

@@ -5,10 +5,11 @@ Imports no torch, so that the game server (``_game_server.py``) can use it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -57,6 +58,17 @@ def target_of(function: Callable[..., Any]) -> tuple[str, str]:
 def provide(target: str, function: Callable[..., Any]) -> None:
     """Let ``target`` mean ``function`` in this process, whatever it meant where the target was recorded."""
     _callables[target] = function, ""
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """After this context, every target means what it meant before."""
+    before = dict(_callables)
+    try:
+        yield
+    finally:
+        _callables.clear()
+        _callables.update(before)
 
 
 def find_callable(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]:
