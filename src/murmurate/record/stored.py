@@ -50,8 +50,8 @@ def replacing(path: Path, *, synced: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def in_usual_mode(path: Path) -> Iterator[None]:
-    """For a library that makes ``path`` anew and only its owner's to read (safetensors does): the file has the
-    mode of any other new file at the end, so that those who share the folder can read it too."""
+    """For a library that makes ``path`` anew and lets only its owner read it (safetensors does): at the end
+    the file has the mode of any other new file, so that those who share the folder can read it too."""
     path.unlink(missing_ok=True)
     path.touch()
     mode = path.stat().st_mode

@@ -131,8 +131,8 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
 @contextlib.contextmanager
 def replaced_by(env: str | Callable[..., Any] | None) -> Iterator[OwnWorld | None]:
     """For a run folder whose own class or function cannot be found here: ``env`` makes the environments of
-    every world that ``world`` returns within this context; ``relocated`` makes a world that keeps ``env`` after
-    it. None changes nothing. Yields the world of ``env``."""
+    every world that ``world`` returns within this context, and afterwards those of ``relocated``. None
+    changes nothing. Yields the world of ``env``."""
     if env is None:
         yield None
         return
