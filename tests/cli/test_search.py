@@ -20,6 +20,7 @@ from murmurate.tuning.space import Dimension, words
         ("agent.steps=4..32", Dimension("agent.steps", 4, 32, whole=True)),
         ("agent.torso=mlp,nature2015", Dimension("agent.torso", choices=("mlp", "nature2015"))),
         ("replicas=1,2", Dimension("replicas", choices=("1", "2"))),
+        ("initial=../a,runs/b", Dimension("initial", choices=("../a", "runs/b"))),
     ],
 )
 def test_searches(text: str, found: Dimension) -> None:

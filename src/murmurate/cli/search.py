@@ -120,7 +120,7 @@ def _parse(text: str, known: dict[str, Option], command: str) -> Dimension:
     if not equals or not values:
         raise Refusal(f"--search {text} names no values. Use {usage}.")
     low, dots, rest = values.partition("..")
-    if not dots:
+    if not dots or "," in values:  # words of a list may have dots in them: ../runs/a
         choices = tuple(dict.fromkeys(word.strip() for word in values.split(",")))
         if "" in choices:
             raise Refusal(f"--search {text} has an empty value. Use {usage}.")
