@@ -20,6 +20,7 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.elastic import Elastic, SynchronousElastic
 from murmurate.strategies.gala import GALA
+from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from replicator.steps import alone, draw, loops, pairs, processes, tanh_net
 
@@ -360,6 +361,23 @@ def test_parameters_that_are_changed_after_wrapping_are_refused(strategy):
     with pytest.raises(Refusal, match=f"changed .by load_state_dict.* when {strategy.name} had"):
         loops(2, script, strategy=strategy)
     alone(script)  # nothing is exchanged
+
+
+@pytest.mark.parametrize("strategy", [Hogwild(), DPSGD()], ids=lambda s: s.name)
+def test_a_replica_may_begin_after_others_that_share_its_memory(strategy):
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        if loop.rank == 1:
+            loop.fabric.channel("late", torch.zeros(1)).wait_newer([0], [0], 60.0)
+        trained(loop, net, optimizer, loop.inputs(pairs(2)))
+        if loop.rank == 0:
+            loop.fabric.channel("late", torch.zeros(1)).publish(torch.ones(1))
+        return net.state_dict()
+
+    members = 2 + strategy.centre
+    first, second = loops(members, script, strategy=strategy)[:2]
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 def test_a_resume_under_another_strategy_or_number_of_replicas_is_refused():

@@ -217,7 +217,8 @@ class OwnLoop(ResumableLoop):
             wrapped.refuse_plain_steps()
         if self.strategy.centre and schedule is None:
             refuse_schedulers(replica, optimizer, self.strategy.name)
-        if self.strategy.needs:
+        # in shared memory they also change by the steps of replicas that began earlier
+        if self.strategy.needs and (self.size == 1 or Capability.SHARED_MEMORY not in self.strategy.needs):
             self._at_wrapping[label] = hash_of(replica.params)
         return wrapped
 
