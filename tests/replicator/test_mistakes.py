@@ -330,6 +330,19 @@ def test_the_replica_whose_gradient_is_not_finite_is_named_once(strategy):
     assert warned(lambda: loops(3, lambda loop: script(loop, False), strategy=strategy), "finite")[1] == []
 
 
+def test_a_replica_with_complex_parameters_learns_and_its_nan_is_named():
+    def script(loop, factor):
+        weight = nn.Parameter(torch.ones(3, dtype=torch.complex128))
+        optimizer = loop.wrap_optimizer(torch.optim.SGD([weight], lr=0.1))
+        (factor * (weight * (1 + loop.rank)).abs().pow(2).sum()).backward()
+        optimizer.step()
+        return weight.detach().clone()
+
+    for one in loops(2, lambda loop: script(loop, 1.0)):
+        torch.testing.assert_close(one, torch.full((3,), 0.5 + 0j, dtype=torch.complex128))
+    assert warned(lambda: loops(2, lambda loop: script(loop, float("nan"))), "is not finite")[1]
+
+
 # -- a resume from states that do not fit -----------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import cmath
 import warnings
 from collections.abc import Mapping
 
@@ -53,4 +53,4 @@ def _sample(vector: Tensor) -> Tensor:
 
 def _is_finite(x: Tensor) -> bool:
     # a sum of finite numbers may overflow, but is the faster check
-    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
+    return cmath.isfinite(x.sum().item()) or bool(x.isfinite().all())
