@@ -146,6 +146,22 @@ def test_gradients_may_be_cleared_in_any_way_and_accumulated(clear, accumulate):
     same_bits(alone(lambda loop: run(loop.wrap_optimizer)), run(plain))
 
 
+@pytest.mark.parametrize("clear", [clear_by_module, clear_in_place])
+def test_an_embedding_may_have_sparse_gradients(clear):
+    def run(wrap):
+        net = nn.Embedding(5, 2, sparse=True)
+        with torch.no_grad():
+            net.weight.copy_(torch.arange(10.0).view(5, 2))
+        optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        for rows in ([0, 1], [1, 3], [4, 0]):
+            clear(net, optimizer)
+            net(torch.tensor(rows)).pow(2).sum().backward()
+            optimizer.step()
+        return net.weight.detach()
+
+    torch.testing.assert_close(alone(lambda loop: run(loop.wrap_optimizer)), run(plain))
+
+
 def test_a_closure_is_called_and_its_loss_returned():
     def script(loop):
         net = tanh_net()

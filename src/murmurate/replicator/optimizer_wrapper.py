@@ -231,10 +231,12 @@ class WrappedOptimizer(torch.optim.Optimizer):
                         "optimizer and wrap it."
                     )
                 gradient = parameter.grad
-                if gradient is not None and place_of(gradient) == place_of(view):
-                    continue
                 if gradient is None:
                     view.zero_()
+                elif gradient.is_sparse:  # of an embedding, after ``module.zero_grad()``
+                    view.copy_(gradient.to_dense())
+                elif place_of(gradient) == place_of(view):
+                    continue
                 else:
                     view.copy_(gradient)
                 parameter.grad = view
