@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ import torch
 from gymnasium import spaces
 
 from murmurate.errors import Refusal, RunFailed
+from murmurate.training import part_file
 from murmurate.worlds import _failures, _own_env, served
 from murmurate.worlds._env_game import EnvGame
 from murmurate.worlds._game_server import Settings, Shared, _Slot
@@ -414,6 +416,28 @@ class ToFile(Told):
 class Unsaved(Seedless):
     def save_state(self) -> Any:
         raise OSError("not now")
+
+
+class Numbers(Seedless):
+    """Its state is an array of a dtype that a checkpoint may not hold."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__(np.random.default_rng(0))
+        self.dtype = dtype
+
+    def save_state(self) -> Any:
+        return np.zeros(2, self.dtype)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["complex128", "longdouble", "Q", ">f8", "datetime64[s]", "complex64", "uint64"]
+)
+def test_numbers_that_a_checkpoint_does_not_hold_are_not_saved(dtype: str, tmp_path: Path) -> None:
+    simulators = GymSimulators("numbers", lambda b: (Numbers(dtype), 10**6), 1, 0)
+    simulators.reset(0)
+    state = simulators.state()
+    assert (state is not None) == (dtype in ("complex64", "uint64"))
+    part_file.write(tmp_path, "part", {"state": state}, lambda path: False)
 
 
 def test_what_cannot_be_saved_as_documented_is_not_saved(

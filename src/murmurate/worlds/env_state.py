@@ -33,6 +33,8 @@ _CHANGED_BY_RESET = ("body_pos", "body_quat", "site_pos")
 _CONSTANT_ATTRIBUTES = frozenset({"env", "_metadata", "_saved_kwargs", "_cached_spec"})
 # types whose objects no step changes
 _CONSTANT_TYPES = (gymnasium.Space, type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
+# numbers that torch and safetensors hold in the machine's byte order: not complex128 or longdouble, say
+_SAVABLE_NUMBERS = frozenset("?bhilqBHILefdF")
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
 
 
@@ -291,7 +293,9 @@ def _encode(value: Any, met: dict[int, int]) -> Any:
         return {"same": met[id(value)]}
     if not isinstance(value, np.generic | tuple):
         met[id(value)] = len(met)
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.char not in _SAVABLE_NUMBERS or not value.dtype.isnative:
+            raise Unsavable(f"an array of {value.dtype} cannot be saved")
         return {"array": np.array(value), "scalar": isinstance(value, np.generic)}
     if isinstance(value, np.random.Generator):
         return {"generator": save_generators([value])[0]}
