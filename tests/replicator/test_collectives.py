@@ -131,6 +131,19 @@ def test_messages_of_any_length_arrive_to_the_bit(fabric):
 WEIGHTS = [1.0, -2.0, 0.5, 3.0]
 
 
+def test_views_arrive_as_the_values_that_they_show():
+    def script(loop):
+        one = torch.tensor([3.0]).requires_grad_()
+        loop.mean(one).sum().backward()  # the gradient of a sum is one number with stride 0
+        conjugate = torch.tensor([1 + 2j]).conj()
+        return one.grad, loop.sum(conjugate), loop.gather(conjugate.imag)
+
+    for gradient, total, imaginary in loops(2, script):
+        assert gradient.tolist() == [1.0]
+        assert total.tolist() == [2 - 4j]
+        assert imaginary.tolist() == [[-2.0], [-2.0]]
+
+
 def own_input(rank):
     return draw(rank, 2, 3)
 

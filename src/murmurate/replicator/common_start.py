@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.errors import Refusal
-from murmurate.replicator.gather import TensorExchange
+from murmurate.replicator.gather import TensorExchange, bytes_of
 
 
 def not_stepped(module: nn.Module, stepped: Collection[int]) -> list[Tensor]:
@@ -31,7 +31,7 @@ def copy_from_lowest(exchange: TensorExchange, name: str, tensors: Sequence[Tens
     digest = hashlib.blake2b(digest_size=16)
     for x in tensors:
         digest.update(repr((x.dtype, tuple(x.shape))).encode())
-        digest.update(x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(bytes_of(x).numpy().tobytes())
     own = torch.tensor([*digest.digest(), len(tensors)], dtype=torch.int64)
     found = [m.tensors[0] for m in exchange.gather(f"start of '{name}'", [own]).values()]
     if len({int(one[-1]) for one in found}) > 1:

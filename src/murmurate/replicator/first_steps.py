@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, Fabric
 from murmurate.replica.vector import Replica
+from murmurate.replicator.gather import bytes_of
 from murmurate.replicator.input_split import InputSource
 
 _BATCHES = 3  # number of batches of the first call of ``inputs`` that are compared
@@ -121,9 +122,9 @@ def hash_of(batch: Any) -> float:
             leaf = torch.from_numpy(np.ascontiguousarray(leaf))
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
             values = leaf.detach().reshape(-1)
-            values = values[:: max(1, len(values) // _HASHED_VALUES)].cpu().contiguous()
             digest.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
-            digest.update(values.view(torch.uint8).numpy().tobytes())
+            sample = values[:: max(1, len(values) // _HASHED_VALUES)]
+            digest.update(bytes_of(sample).numpy().tobytes())
         elif isinstance(leaf, str | bytes | int | float):
             digest.update(repr(leaf).encode())
     return 1.0 + int.from_bytes(digest.digest(), "little")
