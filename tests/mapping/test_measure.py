@@ -42,6 +42,13 @@ def test_a_pilot_of_batch_mode_collects_and_draws_in_short_turns() -> None:
     assert all(min(found.seconds[name]) > 0 for name in ("act", "simulate", "insert", "gather", "forward"))
 
 
+def test_a_pilot_of_fits_acts_between_its_batches() -> None:
+    run = recipe("cartpole-fqi")  # 512 env steps in a row, then 64 batches
+    found = measure.measure(pilot_run(run), 0.1)
+    assert all(min(found.seconds[name]) > 0 for name in ("act", "simulate", "insert", "gather"))
+    assert steady(run).learner.target_every == 64, "as often as once a fit"  # type: ignore[attr-defined]
+
+
 def test_a_pilot_reads_documents(tmp_path: Path) -> None:
     documents = ["a plan of many words", "words in a corpus", "many documents make a corpus of words"]
     (tmp_path / "few.txt").write_text("\n".join(20 * documents) + "\n")

@@ -61,16 +61,20 @@ def steady(run: Run) -> Run:
     learns: learning begins with few transitions in the replay, and the policy acts from the start (random
     actions would cost no forward pass)."""
     source: Any = run.source
+    learner: Any = run.learner
     if hasattr(source, "random_env_steps"):
         source = dataclasses.replace(source, random_env_steps=0)
     if hasattr(source, "replay"):
         requires: Any = run.learner.requires
         starts = min(max(_FEW_TRANSITIONS, requires.batch), source.replay.capacity)
-        replay = dataclasses.replace(source.replay, learning_starts=starts, saved=False)
+        if source.replay.fit_every and getattr(learner, "target_every", None) == 0:  # once a fit
+            fit = round(source.replay.fit_every * source.replay.samples_per_insert / requires.batch)
+            learner = dataclasses.replace(learner, target_every=fit)
+        # a pilot's windows would lie between two collections of env steps
+        replay = dataclasses.replace(source.replay, learning_starts=starts, saved=False, fit_every=0)
         source = dataclasses.replace(source, replay=replay)
     if hasattr(source, "minibatches"):
         source = _in_short_turns(source, run.learner.requires.steps)  # type: ignore[attr-defined]
-    learner: Any = run.learner
     if hasattr(learner, "explore_updates"):
         learner = dataclasses.replace(learner, explore_updates=0)
     if hasattr(learner, "validate_every"):
