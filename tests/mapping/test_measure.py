@@ -14,7 +14,7 @@ from murmurate.mapping import exchange, measure
 from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot, pilot_run, steady
-from murmurate.mapping.primitives import PRIMITIVES, edges
+from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.recipes import recipe
 
@@ -40,6 +40,14 @@ def test_a_pilot_of_batch_mode_collects_and_draws_in_short_turns() -> None:
     found = measure.measure(run, 0.1)
     assert len(found.iteration) > 1
     assert all(min(found.seconds[name]) > 0 for name in ("act", "simulate", "insert", "gather", "forward"))
+
+
+@pytest.mark.parametrize("minibatches", [1, 3, 18, 20, 250, 4000])
+def test_short_turns_have_the_proportion_of_the_run(minibatches: int) -> None:
+    run = change(recipe("cartpole-arm"), ["--minibatches", str(minibatches)], "")
+    shapes = [shape_of(each) for each in (run, steady(run))]
+    whole, short = (shape.env_steps for shape in shapes if shape is not None)
+    assert short == pytest.approx(whole, rel=0.05)
 
 
 def test_a_pilot_of_fits_acts_between_its_batches() -> None:

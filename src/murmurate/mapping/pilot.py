@@ -99,8 +99,10 @@ def steady(run: Run) -> Run:
 def _in_short_turns(source: Any, sequence: int) -> Any:
     """``source``, which collects env steps and draws sequences of ``sequence`` steps in turn, with fewer of
     both in the same proportion."""
-    steps = min(source.steps, max(_STEPS_OF_A_TURN, 2 * sequence))
-    minibatches = max(1, round(source.minibatches * steps / source.steps))
+    least = min(source.steps, max(_STEPS_OF_A_TURN, 2 * sequence))
+    minibatches = math.ceil(source.minibatches * least / source.steps)
+    # the steps are rounded, as there are several: a minibatch in place of half a one would double the ratio
+    steps = round(minibatches * source.steps / source.minibatches)
     return dataclasses.replace(source, collect_env_steps=steps * source.simulators, minibatches=minibatches)
 
 
