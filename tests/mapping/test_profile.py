@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,23 @@ def test_a_profile_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     profile = a_profile()
     save(profile, tmp_path / "p.json")
     assert load(tmp_path / "p.json") == profile
+
+
+def test_a_profile_that_cannot_be_written_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "p.json", Path.write_text
+    save(a_profile(), path)
+
+    def disk_full(self: Path, text: str) -> int:
+        write(self, text[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        save(a_profile(), path)
+    assert load(path) == a_profile()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"format": 99}', "not json"])

@@ -13,6 +13,7 @@ from murmurate.errors import Refusal
 from murmurate.mapping.learning import Learning, digest
 from murmurate.mapping.lines import Line
 from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.record.stored import output
 from murmurate.training.run import Run
 from murmurate.training.run_folder import hardware, plain, versions
 
@@ -136,7 +137,8 @@ def exchange_key(strategy: Any, replicas: int) -> str:
 
 def save(profile: DeviceProfile, path: Path) -> None:
     stored = {"format": FORMAT, **dataclasses.asdict(profile)}
-    path.write_text(json.dumps(stored, indent=1) + "\n")
+    with output(path) as fresh:  # a full disk or a signal must not cost what was measured before
+        fresh.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 def load(path: Path) -> DeviceProfile:
