@@ -94,6 +94,36 @@ def test_a_profile_of_another_shape_is_refused(tmp_path: Path, part: str) -> Non
         load(tmp_path / "p.json")
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cores": 2.0},
+        {"hardware": None},
+        {"hardware": {"memory_bytes": None}},
+        {"watts": "6"},
+        {"watts": -6.0},
+        {"links": {"network": {"latency_seconds": "fast", "bytes_per_second": 1e9}}},
+    ],
+)
+def test_a_profile_that_was_edited_wrongly_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    save(a_profile(), tmp_path / "p.json")
+    stored = json.loads((tmp_path / "p.json").read_text())
+    (tmp_path / "p.json").write_text(json.dumps(stored | changed))
+    with pytest.raises(Refusal, match="no device profile"):
+        load(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(("part", "value"), [("busy", {}), ("low", [1e-3]), ("width", "narrow")])
+def test_costs_that_were_edited_wrongly_are_refused(tmp_path: Path, part: str, value: Any) -> None:
+    save(a_profile(), tmp_path / "p.json")
+    stored = json.loads((tmp_path / "p.json").read_text())
+    costs = stored["recipes"]["one"]
+    (costs if part == "busy" else costs["lines"]["act"])[part] = value
+    (tmp_path / "p.json").write_text(json.dumps(stored))
+    with pytest.raises(Refusal, match="no device profile"):
+        load(tmp_path / "p.json")
+
+
 def test_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="murmurate plan"):
         load(tmp_path / "p.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from murmurate.errors import Refusal
 from murmurate.mapping.learning import Learning, digest
 from murmurate.mapping.lines import Line
 from murmurate.mapping.primitives import PRIMITIVES
-from murmurate.record.stored import output
+from murmurate.record.stored import UNSOUND, output
 from murmurate.training.run import Run
 from murmurate.training.run_folder import hardware, plain, versions
 
@@ -165,20 +166,34 @@ def load(path: Path) -> DeviceProfile:
         }
         if any(not set(costs.lines) <= set(PRIMITIVES) or not costs.lines for costs in recipes.values()):
             raise ValueError("other primitives")
+        if any(set(costs.busy) != set(costs.lines) for costs in recipes.values()):
+            raise ValueError("busy and lines have different primitives")
         exchange = {name: _line(line) for name, line in stored.pop("exchange").items()}
-        links = {name: Link(**link) for name, link in stored.pop("links").items()}
+        links = {name: _link(link) for name, link in stored.pop("links").items()}
         profile = DeviceProfile(**stored, recipes=recipes, exchange=exchange, links=links)
-        if profile.cores < 1:
-            raise ValueError("no cores")
+        if type(profile.cores) is not int or profile.cores < 1:
+            raise ValueError("cores must be a whole number above 0")
+        if profile.watts is not None and not 0 < profile.watts < math.inf:
+            raise ValueError("watts must be a number above 0")
+        if not isinstance(profile.hardware, dict):
+            raise ValueError("hardware must have names and values")
+        int(profile.hardware.get("memory_bytes", 0))
     except OSError as error:
         raise Refusal(f"{path}: {error.strerror}. {_REMEDY}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except UNSOUND as error:
         raise Refusal(f"{path} is no device profile ({type(error).__name__}: {error}). {_REMEDY}") from error
     return profile
 
 
 def _line(stored: dict[str, Any]) -> Line:
     a, b = float(stored["a"]), float(stored["b"])
-    low, high, sizes = stored["low"], stored["high"], stored["sizes"]
-    width = stored.get("width")  # profiles before 2026-11-26 lack it
-    return Line(a, b, (low[0], low[1]), (high[0], high[1]), (int(sizes[0]), int(sizes[1])), width)
+    low, high = ((float(stored[name][0]), float(stored[name][1])) for name in ("low", "high"))
+    width, sizes = stored.get("width"), stored["sizes"]  # profiles before 2026-11-26 lack a width
+    own_width = None if width is None else float(width)
+    return Line(a, b, low, high, (int(sizes[0]), int(sizes[1])), own_width)
+
+
+def _link(stored: dict[str, Any]) -> Link:
+    """Links are written by hand (docs/plan.md), perhaps with numbers in quotes."""
+    link = Link(**stored)
+    return Link(float(link.latency_seconds), float(link.bytes_per_second), str(link.how))
