@@ -114,6 +114,18 @@ def test_an_unused_parameter_has_gradient_zero_and_still_decays():
     torch.testing.assert_close(net["idle"].weight.detach(), after_one * (1 - 0.05))
 
 
+def test_a_plain_step_goes_the_way_of_each_group():
+    net = nn.Linear(2, 1).double()
+    groups = [{"params": [net.weight], "maximize": True}, {"params": [net.bias], "lr": 0.5}]
+    replica = Replica("net", net, sgd, groups=lambda _: groups)
+    replica.grad.fill_(1.0)
+    before = replica.params.detach().clone()
+    with torch.no_grad():
+        replica.step_plainly()
+    expected = torch.tensor([0.1, 0.1, -0.5], dtype=torch.float64)
+    torch.testing.assert_close(replica.params.detach() - before, expected)
+
+
 def test_gradients_do_not_pile_up_and_reach_own_parameters_only():
     net, other = drawn(nn.Linear(2, 1)), drawn(nn.Linear(1, 1))
     replica = Replica("net", net, sgd)

@@ -335,8 +335,9 @@ class Replica:
 
         For clients of a parameter server between two pulls. Counts as an update.
         """
-        for (start, stop), rate in zip(self.group_bounds, self._rates(), strict=True):
-            self._storage[start:stop].add_(self._storage_grad[start:stop], alpha=-rate)
+        for ends, lr, own in zip(self.group_bounds, self._rates(), self.optimizer.param_groups, strict=True):
+            sign, part = 1 if own.get("maximize") else -1, slice(*ends)
+            self._storage[part].add_(self._storage_grad[part], alpha=sign * lr)
         self.tick()
 
     def tick(self) -> None:
