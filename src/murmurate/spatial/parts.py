@@ -137,7 +137,8 @@ class Parts:
         """
         self._exchanges += 1
         for to, x in messages:
-            data = x.detach().contiguous().reshape(-1).view(torch.uint8)
+            # a single element may have any stride, but ``view`` requires 1
+            data = x.detach().contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
             for piece in torch.split(data, _PIECE_BYTES):
                 self._unsent.append((to, piece, self._exchanges))
         self._flush()
