@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import socket
@@ -17,7 +18,16 @@ from murmurate.recipes import recipe
 from murmurate.record.stored import read_object, seal
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
-from murmurate.training.run_folder import claim, locked, read_run, unclaim, write_json, write_roles, write_run
+from murmurate.training.run_folder import (
+    claim,
+    locked,
+    read_run,
+    restored_if_refused,
+    unclaim,
+    write_json,
+    write_roles,
+    write_run,
+)
 
 _CHANGES = {
     "cartpole-gala": "--replicas 7 --env-steps none --updates 9 --minutes 1.5 --seed 123456789012345",
@@ -179,6 +189,19 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2})
     assert read_object(path) == {"a": 1}
+
+
+def test_a_full_disk_is_a_refusal_and_what_was_changed_before_is_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("old")
+
+    def write() -> None:
+        with restored_if_refused(tmp_path, "run.json"):
+            (tmp_path / "run.json").write_text("new")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(Refusal, match=r"cannot be written: No space left on device\. Make room"):
+        write()
+    assert (tmp_path / "run.json").read_text() == "old"
 
 
 def test_a_claimed_folder_is_claimed_once(tmp_path: Path) -> None:

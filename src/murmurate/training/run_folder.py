@@ -330,15 +330,17 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 @contextmanager
 def restored_if_refused(folder: Path, *names: str) -> Iterator[None]:
-    """Used around code that changes these files of a run folder: a Refusal leaves them as they were."""
+    """Used around code that changes these files: a Refusal, or an OSError (raised as one), leaves them be."""
     contents = {folder / name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
     try:
         yield
-    except Refusal:
+    except (Refusal, OSError) as error:
         for path, content in contents.items():
-            with replacing(path) as fresh:
+            with contextlib.suppress(OSError), replacing(path) as fresh:
                 fresh.write_bytes(content)
-        raise
+        if isinstance(error, Refusal):
+            raise
+        raise Refusal(f"{folder} cannot be written: {error.strerror}. Make room, or copy it.") from error
 
 
 def _command() -> list[str]:
