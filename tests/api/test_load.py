@@ -349,6 +349,18 @@ def test_weights_are_all_parameters_with_what_rebuilds_the_net(trained: MakeMode
     assert metadata["observation_shape"] == [4]
 
 
+def test_actions_without_bounds_have_null_in_the_metadata(trained: MakeModel, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    model = trained("cartpole-a2c")
+    bounds: dict[str, Any] = {"action_low": (-np.inf, 0.0), "action_high": (1.0, np.inf)}
+    model.__dict__["spec"] = dataclasses.replace(model.spec, actions=0, action_shape=(2,), **bounds)
+    model.export(tmp_path / "weights.safetensors")
+    with safe_open(tmp_path / "weights.safetensors", "pt") as file:
+        metadata = json.loads(file.metadata()["murmurate"], parse_constant=pytest.fail)
+    assert (metadata["action_low"], metadata["action_high"]) == ([None, 0.0], [1.0, None])
+
+
 def test_an_export_to_a_link_replaces_the_file_that_it_leads_to(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link.safetensors").symlink_to("elsewhere/weights")

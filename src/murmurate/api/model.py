@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -365,8 +366,9 @@ class TrainedModel:
             "actions": spec.actions,
             "classes": self.classes,
             "action_shape": list(spec.action_shape),
-            "action_low": list(spec.action_low),
-            "action_high": list(spec.action_high),
+            # null for an action without a bound: JSON has no infinity
+            "action_low": [x if math.isfinite(x) else None for x in spec.action_low],
+            "action_high": [x if math.isfinite(x) else None for x in spec.action_high],
         }
         if target.suffix == ".safetensors":
             return export_weights(target, self._tensors(), metadata)
