@@ -10,7 +10,7 @@ import pytest
 
 from murmurate.cli.options import change
 from murmurate.errors import Refusal
-from murmurate.mapping import exchange, measure
+from murmurate.mapping import exchange, measure, pilot
 from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot, pilot_run, steady
@@ -48,6 +48,22 @@ def test_short_turns_have_the_proportion_of_the_run(minibatches: int) -> None:
     shapes = [shape_of(each) for each in (run, steady(run))]
     whole, short = (shape.env_steps for shape in shapes if shape is not None)
     assert short == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("cartpole-a2c", "shorter rollouts"), ("cartpole-arm", "fewer --minibatches")]
+)
+def test_a_pilot_that_is_too_slow_is_refused_by_the_process_that_plans(
+    name: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a Refusal of the pilot's own process arrives as a failure with a traceback
+    monkeypatch.setattr(pilot, "_timed", slow)
+    with pytest.raises(Refusal, match=remedy):
+        measure.measure(pilot_run(recipe(name)), 0.1)
+
+
+def slow(*_: Any) -> pilot._Timing:
+    return pilot._Timing([], [])
 
 
 def test_a_pilot_of_fits_acts_between_its_batches() -> None:

@@ -139,6 +139,16 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     with tempfile.TemporaryDirectory(prefix="murmurate-pilot-") as folder:
         timings = run_together(busy, _timed, run, seconds, folder)
     found = [timing.iterations for timing in timings]
+    turn = getattr(run.source, "minibatches", 1)  # the pilot's iterations are means of as many
+    if min(map(len, found)) < _LEAST_ITERATIONS:
+        remedy = "fewer --simulators, or shorter rollouts"
+        if not hasattr(run.source, "simulators"):
+            remedy = "a smaller --agent.batch"
+        elif turn > 1:
+            remedy = "fewer --minibatches, or a smaller --agent.batch"
+        raise Refusal(
+            f"{run.recipe} made too few batches in {_LONGEST_SECONDS:g} s to measure them. Use {remedy}."
+        )
     shape = shape_of(run)
     assert shape is not None
     count = min(_WINDOWS, *map(len, found))
@@ -149,7 +159,6 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
         for name in names
     }
     total = [float(np.mean([windows[1][w] for windows in per_window])) for w in range(count)]
-    turn = getattr(run.source, "minibatches", 1)  # the pilot's iterations are means of as many
     deviation = math.sqrt(turn) * float(np.mean([windows[2] for windows in per_window]))
     waited, simulated = (
         sum(iteration[name] for iterations in found for iteration in iterations)
@@ -216,16 +225,6 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     memory_file.close()
     warm_up = min(len(iterations) // 2, max(1, int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(iterations))))
     kept = _of_turns(iterations[warm_up - warm_up % turn :], turn)
-    if len(kept) < _LEAST_ITERATIONS:
-        remedy = (
-            "fewer --simulators, or shorter rollouts"
-            if hasattr(run.source, "simulators")
-            else "a smaller --agent.batch"
-        )
-        raise Refusal(
-            f"{run.recipe} made {len(kept)} batches in {_LONGEST_SECONDS:g} s, too few to measure. Use "
-            f"{remedy}."
-        )
     vectors = [(len(replica), replica.clock / loop.batches) for replica in loop.learner.replicas.values()]
     return _Timing(kept, vectors)
 
