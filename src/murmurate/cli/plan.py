@@ -221,6 +221,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
         if options.profile or key(variant) not in profile.recipes:
             _say(f"measuring {run.recipe} on this machine" + ", in bfloat16" * (variant is not run))
             _warn_of_others()
+            path.parent.mkdir(parents=True, exist_ok=True)  # what is measured could not be kept otherwise
             measure.add_recipe(profile, variant, _say)
             _keep(profile, path)
             has_changed = True
