@@ -30,6 +30,9 @@ def both(grid, function, *tensors):
 
 ON_IMAGES = {
     "arithmetic": lambda x: (2 - x * x.sigmoid()) / (1 + x.abs()) + x**2,
+    "operators of Python": lambda x: (
+        ((x // 0.5 == 1) ^ (x > 0)) + (7 % x.abs().ceil().add(1)) + 9 // (1 + x**2)
+    ),
     "in place": lambda x: functional.relu(x.clone(), inplace=True).add_(1).mul_(x),
     "with a whole image": lambda x: x + image(3, 4, 11, 9, seed=2),
     "with channels": lambda x: x * image(1, 4, 1, 1, seed=3),

@@ -36,9 +36,9 @@ _PIXELWISE = [
     "positive", "pow", "reciprocal", "relu", "relu6", "remainder", "requires_grad", "round",
     "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "softsign", "sqrt",
     "square", "sub", "subtract", "tan", "tanh", "tanhshrink", "threshold", "to", "true_divide", "type",
-    "type_as", "where", "zero", "zeros_like", "__add__", "__and__", "__invert__", "__mod__", "__mul__",
-    "__neg__", "__or__", "__pow__", "__radd__", "__rdiv__", "__rmul__", "__rpow__", "__rsub__",
-    "__rtruediv__", "__sub__", "__truediv__",
+    "type_as", "where", "zero", "zeros_like", "__add__", "__and__", "__eq__", "__floordiv__", "__invert__",
+    "__mod__", "__mul__", "__neg__", "__or__", "__pow__", "__radd__", "__rdiv__", "__rfloordiv__",
+    "__rmod__", "__rmul__", "__rpow__", "__rsub__", "__rtruediv__", "__sub__", "__truediv__", "__xor__",
 ]
 # functions along dimensions, which need no other part unless these are rows or columns; ``dim`` is argument 1
 _ALONG_DIM = [
