@@ -19,6 +19,8 @@ from murmurate.agents.a2c import A2C
 from murmurate.agents.arm import ARM
 from murmurate.agents.dqn import DQN
 from murmurate.agents.impala import IMPALA
+from murmurate.agents.ppo import PPO
+from murmurate.agents.trpo import TRPO
 from murmurate.errors import Refusal
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.nets.moments import RunningMoments
@@ -34,6 +36,7 @@ from murmurate.training import checkpoint
 from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
+from played import played
 from short_runs import altered, train
 
 CPU = torch.device("cpu")
@@ -249,3 +252,41 @@ def test_images_are_refused_by_all_of_them(config: Any) -> None:
     images = EnvSpec("screen", (1, 40, 40), torch.uint8, actions=2)
     with pytest.raises(ValueError, match="images are not normalised"):
         config.build(Context(images, Replica, 0))
+
+
+_NORMED = """
+from torch import nn
+
+class Normed(nn.Sequential):
+    out_features = 8
+
+    def __init__(self, spec, hidden):
+        super().__init__(nn.Linear(2, 8), nn.BatchNorm1d(8))
+"""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        A2C(),
+        A2C(recurrent=4),
+        PPO(),
+        PPO(recurrent=4),
+        IMPALA(),
+        IMPALA(recurrent=4),
+        TRPO(value_minibatches=2),
+    ],
+)
+def test_a_single_truncated_episode_is_bootstrapped_by_running_statistics(
+    config: Any, tmp_path: Path
+) -> None:
+    """In training mode a batch normalisation has no statistics of one observation."""
+    (tmp_path / "mine.py").write_text(_NORMED)
+    config = dataclasses.replace(config, steps=6, torso=f"{tmp_path}/mine.py:Normed")
+    made = config.build(Context(SPEC, Replica, 0))
+    data = played(made, ends=0.0)
+    truncated = torch.zeros_like(data.truncated)
+    truncated[2, 1] = True
+    data = dataclasses.replace(data, truncated=truncated, truncated_observation=torch.ones(1, 2))
+    made.learn(Batch(data))
+    assert all(part.training for replica in made.replicas.values() for part in replica.module.modules())

@@ -16,6 +16,7 @@ from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_e
 from murmurate.losses.returns import generalized_advantages
 from murmurate.nets.mlp import layer_widths
 from murmurate.nets.own_network import PolicyValueNet, policy_value_net, refuse_low_precision
+from murmurate.nets.torso import in_evaluation_mode
 from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec, Trajectory, derive_generator
 
@@ -143,16 +144,17 @@ def final_values(net: PolicyValueNet, data: Trajectory) -> Tensor:
     final, memory = data.truncated_observation, data.memory
     if final is None:
         raise ValueError("no step of the trajectory is truncated")
-    if memory is None:
-        return one_step(net, final, None, data.first[0])[1]
-    # each final observation is evaluated with the recurrent state of its episode
-    values: list[Tensor] = []
-    for t, observation in enumerate(torch.split(final, data.truncated.sum(1).tolist())):
-        _, _, memory = one_step(net, data.observation[t], memory, data.first[t])
-        if memory is not None and len(observation):
-            not_first = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
-            values.append(one_step(net, observation, memory[data.truncated[t]], not_first)[1])
-    return torch.cat(values)
+    with in_evaluation_mode(net):  # they are few, often one, of which ``BatchNorm`` has no statistics
+        if memory is None:
+            return one_step(net, final, None, data.first[0])[1]
+        # each final observation is evaluated with the recurrent state of its episode
+        values: list[Tensor] = []
+        for t, observation in enumerate(torch.split(final, data.truncated.sum(1).tolist())):
+            _, _, memory = one_step(net, data.observation[t], memory, data.first[t])
+            if memory is not None and len(observation):
+                not_first = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
+                values.append(one_step(net, observation, memory[data.truncated[t]], not_first)[1])
+        return torch.cat(values)
 
 
 def advantages(

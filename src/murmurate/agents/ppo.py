@@ -26,7 +26,7 @@ from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
 from murmurate.nets.own_network import checked_network
-from murmurate.nets.torso import AUTO, checked_torso
+from murmurate.nets.torso import AUTO, checked_torso, in_evaluation_mode
 from murmurate.ranges import (
     AnyFloat,
     NonNegativeFloat,
@@ -213,7 +213,8 @@ class PPOAgent(OneReplica):
             # each final observation is evaluated with the recurrent state of its episode
             final_memory = None if memory is None else memory[data.truncated]
             not_first = torch.zeros(len(data.truncated_observation), dtype=torch.bool, device=value.device)
-            _, final_value, _ = one_step(self.net, data.truncated_observation, final_memory, not_first)
+            with in_evaluation_mode(self.net):  # as in ``final_values``
+                _, final_value, _ = one_step(self.net, data.truncated_observation, final_memory, not_first)
         return advantages(data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda)
 
     def _minibatches(

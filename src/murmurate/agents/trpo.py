@@ -28,7 +28,7 @@ from murmurate.losses.value import value_loss
 from murmurate.nets.mlp import layer_widths
 from murmurate.nets.moments import ObservationNormalizer
 from murmurate.nets.single_head import policy_net, value_net
-from murmurate.nets.torso import AUTO, checked_torso, usual_torso
+from murmurate.nets.torso import AUTO, checked_torso, in_evaluation_mode, usual_torso
 from murmurate.ranges import (
     NonNegativeFloat,
     OpenUnitInterval,
@@ -199,7 +199,8 @@ class TRPOAgent:
         value = torch.cat([self.value_net(part) for part in torch.split(observation, self.rows_per_pass)])
         value = value.view(data.reward.shape)
         last_value = self.value_net(data.last_observation)[:, 0]
-        final_value = None if final is None else self.value_net(final)[:, 0]
+        with in_evaluation_mode(self.value_net):  # as in ``final_values`` of agents/_on_policy.py
+            final_value = None if final is None else self.value_net(final)[:, 0]
         return value, advantages(
             data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda
         )
