@@ -327,7 +327,8 @@ def test_a_program_is_the_greedy_agent_for_batches_of_any_size(
     program = torch.export.load(tmp_path / "policy.pt2").module()
     for batch in (1, 5):
         (inputs,) = model.module.example(batch, torch.Generator().manual_seed(batch))  # type: ignore[operator]
-        np.testing.assert_array_equal(program(inputs)[0], model.act(inputs))
+        # on some processors the last bit of a sum depends on how it is compiled
+        np.testing.assert_allclose(program(inputs)[0], model.act(inputs), rtol=0, atol=1e-7)
     size = sum(tensor.numel() * 4 for tensor in model._tensors().values())
     assert (tmp_path / "policy.pt2").stat().st_size < size + 300_000  # no parameter twice, no flat vector
 
