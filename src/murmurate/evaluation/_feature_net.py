@@ -15,13 +15,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from murmurate.datasets.interface import ExampleSet, Split
 from murmurate.errors import Refusal
 from murmurate.nets.precision import native_bfloat16
-from murmurate.record.stored import in_usual_mode
 from murmurate.spec import EnvSpec, derive_generator, derive_seed
 
 FEATURES = 128
@@ -165,9 +164,9 @@ def _write(path: Path, classifier: FeatureClassifier, made_of: str) -> None:
     """Write the classifier atomically: another run may read the file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     tensors = {name: x.contiguous() for name, x in classifier.net.state_dict().items()}
+    metadata = {"made_of": made_of, "accuracy": json.dumps(classifier.accuracy)}
     try:
-        with in_usual_mode(temporary):
-            save_file(tensors, temporary, {"made_of": made_of, "accuracy": json.dumps(classifier.accuracy)})
+        temporary.write_bytes(save(tensors, metadata))  # ``save_file`` lets only the owner read
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
