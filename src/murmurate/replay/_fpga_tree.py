@@ -102,7 +102,7 @@ class FpgaTree:
         bits = (u * (1 << UNIFORM_BITS)).long().clamp(max=(1 << UNIFORM_BITS) - 1)
         drawn = self.manager.sample(bits.tolist())
         index = torch.tensor([leaf for leaf, _, _ in drawn], dtype=torch.int64, device="cpu")
-        weight = ((self._fixed[index] / _SCALE / self.minimum).clamp(min=1.0) ** -beta).float()
+        weight = ((self._fixed[index].double() / _SCALE / self.minimum).clamp(min=1.0) ** -beta).float()
         return Draw(index, weight).copied_into(out)
 
     def state(self) -> dict[str, Any]:
