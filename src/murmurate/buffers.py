@@ -52,3 +52,10 @@ class Pool:
 def as_tensor(buffer: Bytes, dtype: torch.dtype) -> Tensor:
     """A tensor [N] over the buffer's memory, which stays in use while the tensor or a view of it lives."""
     return torch.from_numpy(buffer).view(dtype)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """The contents of a tensor, uint8, on the CPU."""
+    flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # a single element may have any stride (0 in the gradient of a sum), but ``view`` requires 1
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)

@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
+from murmurate.buffers import as_bytes
 from murmurate.errors import Refusal
-from murmurate.replicator.gather import TensorExchange, bytes_of
+from murmurate.replicator.gather import TensorExchange
 
 
 def not_stepped(module: nn.Module, stepped: Collection[int]) -> list[Tensor]:
@@ -31,7 +32,7 @@ def copy_from_lowest(exchange: TensorExchange, name: str, tensors: Sequence[Tens
     digest = hashlib.blake2b(digest_size=16)
     for x in tensors:
         digest.update(repr((x.dtype, tuple(x.shape))).encode())
-        digest.update(bytes_of(x).numpy().tobytes())
+        digest.update(as_bytes(x).numpy().tobytes())
     own = torch.tensor([*digest.digest(), len(tensors)], dtype=torch.int64)
     found = [m.tensors[0] for m in exchange.gather(f"start of '{name}'", [own]).values()]
     if len({int(one[-1]) for one in found}) > 1:

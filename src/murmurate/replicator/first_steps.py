@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from murmurate.buffers import as_bytes
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, Fabric
 from murmurate.replica.vector import Replica
-from murmurate.replicator.gather import bytes_of
 from murmurate.replicator.input_split import InputSource
 
 _BATCHES = 3  # number of batches of the first call of ``inputs`` that are compared
@@ -124,7 +124,7 @@ def hash_of(batch: Any) -> float:
             values = leaf.detach().reshape(-1)
             digest.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
             sample = values[:: max(1, len(values) // _HASHED_VALUES)]
-            digest.update(bytes_of(sample).numpy().tobytes())
+            digest.update(as_bytes(sample).numpy().tobytes())
         elif isinstance(leaf, str | bytes | int | float):
             digest.update(repr(leaf).encode())
     return 1.0 + int.from_bytes(digest.digest(), "little")

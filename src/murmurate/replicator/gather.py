@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from murmurate.buffers import as_bytes
 from murmurate.fabric.interface import Fabric, FabricError
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 12, 1 << 20
@@ -107,13 +108,6 @@ class TensorExchange:
         return {rank: torch.cat(received)[: lengths[rank]] for rank, received in pieces.items()}
 
 
-def bytes_of(x: Tensor) -> Tensor:
-    """The contents of a tensor, uint8, on the CPU."""
-    flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # a single element may have any stride (0 in the gradient of a sum), but ``view`` requires 1
-    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
-
-
 def _padded(message: Tensor, start: int, length: int) -> Tensor:
     piece = message[start : start + length]
     if piece.numel() == length:
@@ -124,7 +118,7 @@ def _padded(message: Tensor, start: int, length: int) -> Tensor:
 def _pack(header: dict[str, Any], tensors: Sequence[Tensor]) -> Tensor:
     """A message (uint8): length of the message, length of the header, header, contents of the tensors."""
     encoded = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
-    data = [bytes_of(x) for x in tensors]
+    data = [as_bytes(x) for x in tensors]
     total = _LENGTHS_BYTES + encoded.numel() + sum(d.numel() for d in data)
     lengths = torch.tensor([total, encoded.numel()]).view(torch.uint8)
     return torch.cat([lengths, encoded, *data])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from murmurate.buffers import as_bytes
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Channel, Fabric, FabricError, Message, ranks_within
 from murmurate.replica.vector import Exchange, Replica
@@ -137,9 +138,7 @@ class Parts:
         """
         self._exchanges += 1
         for to, x in messages:
-            # a single element may have any stride, but ``view`` requires 1
-            data = x.detach().contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
-            for piece in torch.split(data, _PIECE_BYTES):
+            for piece in torch.split(as_bytes(x), _PIECE_BYTES):
                 self._unsent.append((to, piece, self._exchanges))
         self._flush()
         return self._exchanges

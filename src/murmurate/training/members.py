@@ -39,9 +39,9 @@ def build_learner(
     if planned is not None and run.strategy.counts_all:
         planned *= run.replicas
     examples = validation = None
-    # without parts, whose replicas have no collectives
-    identical = run.strategy.averages_gradients and run.replicas > 1 and math.prod(run.grid) == 1
-    identical = identical and open_group is not None
+    averaged = run.replicas if run.strategy.averages_gradients else 1
+    # replicas of several parts have no collectives
+    identical = averaged > 1 and math.prod(run.grid) == 1 and open_group is not None
     if with_examples and run.learner.requires.kind == "examples":
         split = cast(DataSet, run.world).divided()
         examples, validation = split.train, split.validation if rank == 0 or identical else None
@@ -53,7 +53,7 @@ def build_learner(
         updates=planned,
         examples=examples,
         validation=validation,
-        averaged=run.replicas if run.strategy.averages_gradients else 1,
+        averaged=averaged,
         identical=identical,
         open_group=open_group,
         rank=rank,
