@@ -11,6 +11,7 @@ from murmurate.nets._mlp_kernels import add_and_rectify_
 from murmurate.nets.batched_mlp import BatchedMLP
 
 _ALL = slice(None)
+_NARROW = 16  # a factor with fewer columns, and at least as many rows, is multiplied faster as the left one
 
 
 class Passes:
@@ -46,7 +47,7 @@ class Passes:
                 weight, bias = weight[members], bias[members]
             activations.append(_in_dtype(x, weight.dtype))
             # faster than baddbmm, which first copies the bias to all rows
-            x = torch.bmm(activations[layer], weight)
+            x = _product(activations[layer], weight)
             if layer < last:
                 add_and_rectify_(x, bias)
             else:
@@ -59,8 +60,8 @@ class Passes:
         for layer in range(len(self._weights) - 1, -1, -1):
             weight, (weight_slope, bias_slope) = self._weights[layer], self._slopes[layer]
             slope = _in_dtype(slope, weight.dtype)
-            _product(activations[layer].transpose(1, 2), slope, weight_slope)
-            _product(self._row_of_ones(slope), slope, bias_slope)
+            _write_product(activations[layer].transpose(1, 2), slope, weight_slope)
+            _write_product(self._row_of_ones(slope), slope, bias_slope)
             if layer:
                 slope = _slope_before(slope, weight, activations[layer])
 
@@ -71,7 +72,7 @@ class Passes:
         for layer in range(len(self._weights) - 1, 0, -1):
             slope = _slope_before(slope, self._weights[layer][members], activations[layer])
         first = self._weights[0][members, inputs]
-        return torch.bmm(_in_dtype(slope, first.dtype), first.transpose(1, 2))
+        return _product(_in_dtype(slope, first.dtype), first.transpose(1, 2))
 
     def slope_of_chosen(self, activations: list[Tensor], chosen: Tensor, inputs: slice) -> Tensor:
         """The gradient [B, I] of ``sum_b f_chosen[b](x_b)`` with respect to some of the inputs, for MLPs with
@@ -126,8 +127,14 @@ def _by_layer(layers: int, gradient: Mapping[str, Tensor]) -> Iterator[tuple[Ten
         yield gradient[f"weights.{layer}"], gradient[f"biases.{layer}"]
 
 
-def _product(one: Tensor, other: Tensor, out: Tensor) -> None:
-    if out.dtype == one.dtype:
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    if other.shape[2] < _NARROW <= one.shape[1]:
+        return torch.bmm(other.transpose(1, 2), one.transpose(1, 2)).transpose(1, 2)
+    return torch.bmm(one, other)
+
+
+def _write_product(one: Tensor, other: Tensor, out: Tensor) -> None:
+    if out.dtype == one.dtype and other.shape[2] >= _NARROW:
         torch.bmm(one, other, out=out)
     else:
-        out.copy_(torch.bmm(one, other))
+        out.copy_(_product(one, other))
