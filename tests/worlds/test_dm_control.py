@@ -127,6 +127,21 @@ def test_from_pixels_it_shows_the_suites_pictures() -> None:
     simulators.close()
 
 
+def test_pictures_are_those_of_a_new_camera_and_are_not_overwritten() -> None:
+    drawn()
+    env = _dmc_env.DmcEnv("cartpole", "swingup", True, 20, 84, 0, True)
+    first, picture = env.reset(seed=0)[0], env.render()
+    kept = first.copy(), picture.copy()
+    for _ in range(3):
+        last = env.step(np.ones(1, np.float32))[0]
+    assert (last != first).any()
+    assert (last == env.physics.render(84, 84, camera_id=0).transpose(2, 0, 1)).all()
+    assert (env.render() == env.physics.render(240, 320, camera_id=0)).all()
+    assert (first == kept[0]).all()
+    assert (picture == kept[1]).all()
+    env.close()
+
+
 def test_pictures_may_be_larger_than_the_suites_usual_ones() -> None:
     drawn()
     env = _dmc_env.DmcEnv("cartpole", "swingup", True, 1, 700, 0, False)
