@@ -82,6 +82,26 @@ def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bo
     assert run_verbs._launcher_is_local(tmp_path / "none") is False
 
 
+_BEGINS = """
+import sys
+from murmurate.cli import main, run_verbs, topics_verbs
+def begin(arguments):
+    print("begins, torch" if "torch" in sys.modules else "begins, no torch", flush=True)
+    sys.exit()
+run_verbs.begin_fork_server = topics_verbs.begin_fork_server = begin
+main.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("verb", ["train cartpole-a2c", "resume .", "topics fit corpus.txt"])
+def test_the_command_line_imports_no_torch_before_it_forks(verb: str, tmp_path: Path) -> None:
+    """Else the server would be another interpreter, and each command would begin two seconds later."""
+    (tmp_path / "run.json").write_text(json.dumps({"launcher": "local"}))
+    command = [sys.executable, "-c", _BEGINS, *verb.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "begins, no torch\n", done.stderr
+
+
 _REFUSED = """
 import sys
 from multiprocessing.forkserver import _forkserver

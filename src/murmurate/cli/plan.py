@@ -17,7 +17,6 @@ from murmurate.cli.help import Fields
 from murmurate.cli.options import change, given, number_argument, option
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
-from murmurate.spec import usable_cores
 
 if TYPE_CHECKING:
     from murmurate.mapping.candidates import Candidate
@@ -202,6 +201,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.precision import with_faster_precision
     from murmurate.mapping.profile import DeviceProfile, key, load
+    from murmurate.spec import usable_cores
 
     path = options.on or PROFILE
     cores = usable_cores()
