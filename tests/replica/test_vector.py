@@ -257,6 +257,16 @@ def test_every_kind_of_weight_resumes_to_the_bit(optimizer, channels_last):
     assert torch.equal(other.params, one.params)
 
 
+def test_settings_from_a_file_are_saved_again():
+    """In a file the pair of betas is a list."""
+    make = functools.partial(Replica, "net", make_optimizer=OPTIMIZERS["adamw"])
+    kept = make(module=pixels(False)).state()
+    kept["settings"][0]["betas"] = [0.8, 0.9]
+    other = make(module=pixels(False))
+    other.load(kept)
+    assert other.state()["settings"][0]["betas"] == (0.8, 0.9)
+
+
 def test_a_foreign_checkpoint_is_refused_by_the_parameters_name_and_changes_nothing():
     kept = Replica("net", nn.Sequential(nn.Linear(2, 3)), sgd).state()
     replica = Replica("net", drawn(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))), sgd)

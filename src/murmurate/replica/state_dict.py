@@ -83,7 +83,8 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
     for group, rate in zip(groups, state["learning_rates"], strict=True):
         group["lr"] = rate
     for group, settings in zip(groups, state.get("settings", groups), strict=True):
-        group.update({key: value for key, value in settings.items() if key in group})
+        for key in settings.keys() & group.keys():  # a file has lists in the place of tuples
+            group[key] = tuple(settings[key]) if isinstance(settings[key], list) else settings[key]
     replica.clock = int(state["clock"])
     replica.reload()
 
