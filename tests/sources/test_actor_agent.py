@@ -21,11 +21,12 @@ SPEC = EnvSpec("toy", (3,), torch.float32, actions=4)
 
 
 class Scaled(nn.Module):
-    """A net with statistics of what it has seen."""
+    """A net with statistics of what it has seen, and random features that are not learned."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 4)
+        self.features = nn.Linear(3, 2).requires_grad_(False)
         self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
@@ -58,7 +59,7 @@ class Scaling:
         self.assigned = first, total
 
 
-def test_an_actor_has_the_newest_vectors_and_buffers_of_the_acting_replicas() -> None:
+def test_an_actor_has_the_newest_vectors_and_what_is_not_learned_of_the_acting_replicas() -> None:
     learner = Scaling(Context(SPEC, Replica, 0))
     plan = ActorPlan(world("cartpole"), Config(), 2, 6, rank=1, replicas=3, queue=1)
     shape = TrajectoryShape(SPEC, 2, 3, 0, {})
@@ -94,6 +95,7 @@ def test_an_actor_has_the_newest_vectors_and_buffers_of_the_acting_replicas() ->
         assert agent.replicas["policy"].clock == version - 1
         own = agent.replicas["policy"].module
         assert torch.equal(own.linear.weight, net.linear.weight)
+        assert torch.equal(own.features.weight, net.features.weight)
         assert own.mean.dtype == torch.float64
         torch.testing.assert_close(own.mean, net.mean, rtol=1e-6, atol=0)
     assert torch.equal(agent.replicas["value"].params, untouched), "it does not act"

@@ -23,6 +23,7 @@ from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.nets.precision import native_bfloat16
+from murmurate.replica.state_dict import fixed_tensors
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.sources.polling import LONGEST_SECONDS, Backoff, use_batch_scheduling
@@ -96,11 +97,12 @@ class ActorAgent:
 
 
 def published_tensors(agent: Agent) -> list[Tensor]:
-    """The tensors that actors need from the learner's agent: the vectors of its acting replicas, and buffers
-    such as statistics of observations."""
+    """The tensors that actors need from the learner's agent: the vectors of its acting replicas, their frozen
+    parameters, which an actor draws from a seed of its own, and buffers such as statistics of observations.
+    """
     replicas = [agent.replicas[name] for name in agent.acting]
-    buffers = [x for replica in replicas for x in replica.module.buffers() if x.is_floating_point()]
-    return [replica.params for replica in replicas] + buffers
+    fixed = [x for replica in replicas for x in fixed_tensors(replica).values() if x.is_floating_point()]
+    return [replica.params for replica in replicas] + fixed
 
 
 def _acting_replica(name: str, module: nn.Module, make_optimizer: Any, **options: Any) -> Replica:
