@@ -181,3 +181,8 @@ def test_actions_that_are_no_vectors_are_refused() -> None:
 def test_a_history_of_observations_is_refused() -> None:
     with pytest.raises(ValueError, match="predicts one observation: leave out frame_stack"):
         built(CONFIGS[0], spec=dataclasses.replace(SPEC, history=2))
+
+
+def test_whole_numbers_as_observations_are_refused() -> None:
+    with pytest.raises(ValueError, match="observations of hopper are uint8: convert them to float32"):
+        built(CONFIGS[0], spec=dataclasses.replace(SPEC, observation_dtype=torch.uint8))

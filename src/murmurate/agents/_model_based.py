@@ -69,13 +69,19 @@ class WorldModel:
     """Predicts rewards, changes of observations, and where episodes end.
 
     end: the rule by which episodes end, see ``worlds.terminations``. Raises Refusal if this world's rule is
-    not known, or does not fit its observations, and ValueError if an observation contains earlier ones.
+    not known, or does not fit its observations, and ValueError if an observation contains earlier ones, or
+    whole numbers.
     """
 
     def __init__(self, config: ModelConfig, context: Context, end: str) -> None:
         spec = context.spec
         if spec.history > 1:
             raise ValueError(f"a model of {spec.name} predicts one observation: leave out frame_stack")
+        if not spec.observation_dtype.is_floating_point:
+            raise ValueError(
+                f"a model predicts real numbers, and the observations of {spec.name} are uint8: convert them "
+                "to float32, or use sac"
+            )
         self.terminated = termination(spec.name, end)
         if end != AUTO and context.device.type != "meta":  # there, its tensors have no values to branch on
             check(self.terminated, end, spec.observation_shape, context.device)
