@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from murmurate.agents.a2c import A2C
 from murmurate.agents.td3 import TD3
 from murmurate.nets import precision
 from murmurate.nets.precision import faster_precision, first_dtype
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec
 from murmurate.workloads.image_classifier import ImageClassifier
 
@@ -86,3 +89,28 @@ def test_the_first_dtype_is_that_of_the_first_parameter() -> None:
     assert first_dtype(double) == torch.float64
     assert first_dtype(nn.Sequential(double, nn.Linear(2, 2))) == torch.float64
     assert first_dtype(nn.Sequential(nn.Flatten(), double)) == torch.float64
+
+
+STEM = """
+from torch import nn
+
+class Stem(nn.Sequential):
+    out_features = 8
+
+    def __init__(self, spec, hidden):
+        super().__init__(nn.Linear(4, 16).requires_grad_(False), nn.ReLU(), nn.Linear(16, 8))
+
+    def forward(self, observation):
+        return super().forward(observation.to(self[0].weight.dtype))
+"""
+
+
+def test_a_torso_with_frozen_layers_computes_in_bfloat16(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(STEM)
+    nets = [
+        A2C(torso=f"{tmp_path}/mine.py:Stem", precision=dtype).build(Context(VECTORS, Replica, 0)).net
+        for dtype in ("float32", "bfloat16")
+    ]
+    exact, rounded = (net.torso(torch.ones(2, 4)) for net in nets)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, rtol=0.02, atol=0.02)

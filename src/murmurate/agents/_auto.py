@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from murmurate.nets.precision import faster_precision
+from murmurate.nets.precision import faster_precision, lower_frozen
 from murmurate.nets.torso import AUTO, usual_torso
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -50,6 +50,12 @@ def replicated(
 ) -> Replica:
     """``net`` as the replica called ``config.name``, with the clip, the schedule and the precision of a
     resolved ``config``: the torso computes in that precision, and the rest in float32."""
+
+    def in_compute(name: str) -> bool:
+        return name.startswith(("torso.", "value_torso."))
+
+    if config.precision == "bfloat16":
+        lower_frozen(net, in_compute)
     return context.replicate(
         config.name,
         net,
@@ -57,5 +63,5 @@ def replicated(
         clip=config.clip,
         schedule=linear_schedule(config.learning_rate_end, context.updates),
         compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
-        in_compute=lambda name: name.startswith(("torso.", "value_torso.")),
+        in_compute=in_compute,
     )
