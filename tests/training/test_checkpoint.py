@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -242,6 +243,26 @@ def test_an_unreadable_part_is_refused_by_name(tmp_path: Path) -> None:
 
 
 # -- what goes in comes out ------------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_a_part_is_read_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mark in (1, 2):
+        checkpoint.commit(tmp_path, _save(tmp_path, mark), _about(mark))
+
+    def load_file(path: Path) -> dict[str, torch.Tensor]:
+        """As safetensors does: torch asks Python for a length, and reports any error of it as its own."""
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape of object type") from None
+        return {"x": torch.full((3,), 2)}
+
+    monkeypatch.setattr(part_file, "load_file", load_file)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.newest(tmp_path, lambda path: checkpoint.read_part(path, 0))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_nested_state_of_every_dtype_comes_back(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from murmurate.errors import Refusal
 from murmurate.record.stored import UNSOUND, in_usual_mode, parse, replacing
 from murmurate.replay.interface import Chunk
+from murmurate.training.interrupts import signals_deferred
 
 _TENSOR = "<tensor>"
 _LARGE_BYTES = 64 * 2**20  # larger tensors (a replay's images) are written without a copy
@@ -41,7 +42,7 @@ def read(path: Path, listed: dict[str, str]) -> dict[str, Any]:
     try:
         if path.name not in listed:
             raise LookupError("the checkpoint's state.json does not list it")
-        joined = _join(_plain(path), (), load_file(path), path, listed)
+        joined = _join(_plain(path), (), _tensors(path), path, listed)
         if not isinstance(joined, dict):
             raise TypeError("it holds no state")
     except UNREADABLE as error:
@@ -74,6 +75,12 @@ def _plain(path: Path) -> Any:
     """The state in a part without its tensors, as ``_split`` returned it."""
     with safe_open(path, framework="pt") as file:
         return parse(file.metadata()["plain"])
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    # torch would turn a KeyboardInterrupt within it into a ValueError, as if the file were damaged
+    with signals_deferred():
+        return load_file(path)
 
 
 def _key(path: tuple[str, ...]) -> str:
@@ -111,7 +118,7 @@ def _join(
         name = chunk_file(file.stem, inner)
         if name not in listed:
             raise LookupError(f"the checkpoint's state.json does not list {name}")
-        return Chunk(inner, load_file(file.with_name(name))["x"])
+        return Chunk(inner, _tensors(file.with_name(name))["x"])
     if kind == "d":
         return {k: _join(v, (*path, k), tensors, file, listed) for k, v in inner.items()}
     if kind == "l":
