@@ -116,6 +116,22 @@ def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.Captu
     assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
 
 
+def test_env_steps_of_a_replica_that_died_are_part_of_the_end_that_is_past(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    options = ("--strategy", "gala", "--replicas", "2", "--out", str(folder))
+    assert main(["train", "cartpole-a2c", *SHORT, *options]) == 0
+    last = folder / "checkpoints" / "last"
+    manifest = checkpoint.read_manifest(last)
+    del manifest["parts"]["replica-1.safetensors"]
+    checkpoint._write_json(last / "state.json", {**manifest, "living": [0], "dead": [1]})
+    capsys.readouterr()
+    steps = manifest["env_steps"]
+    said = refused(capsys, "resume", folder, "--env-steps", steps - 1)
+    assert said == f"{folder} has already made {steps} env steps; give more than that."
+
+
 def test_a_resume_whose_member_cannot_load_its_part_changes_nothing_that_is_settled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

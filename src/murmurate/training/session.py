@@ -223,7 +223,7 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     # each replica saved at a different time, and the checkpoint was complete after the last of them
     counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
     clocks = {rank: checkpoint.updates(newest, rank) for rank in learners}
-    made = {"env_steps": sum(counts[rank] for rank in learners), "updates": min(clocks.values())}
+    made = {"env_steps": int(manifest["env_steps"]), "updates": min(clocks.values())}
     for name, number in made.items():
         goal, stored_goal = getattr(run, name), getattr(stored, name)
         # a goal that is raised may still be passed already, by the rest of the last batch
