@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.recipes import recipe
+from murmurate.record.reader import read_metrics
 from murmurate.replica.vector import Replica
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.strategies.gala import GALA
@@ -130,6 +132,31 @@ def test_env_steps_of_a_replica_that_died_are_part_of_the_end_that_is_past(
     steps = manifest["env_steps"]
     said = refused(capsys, "resume", folder, "--env-steps", steps - 1)
     assert said == f"{folder} has already made {steps} env steps; give more than that."
+
+
+@pytest.mark.parametrize("launcher", ["inline", "local"])
+def test_a_resume_that_is_stopped_before_its_replicas_begin_keeps_the_counts(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
+    before = json.loads((folder / "summary.json").read_text())
+    fabric = SimpleNamespace(run=interrupted)
+    monkeypatch.setattr("murmurate.launch.inline.SimulatedFabric", lambda *_, **__: fabric)
+    monkeypatch.setattr("murmurate.launch.local.WorkerProcesses.start", interrupted)
+    words = ["resume", str(folder), "--updates", "9", "--env-steps", "none", "--launcher", launcher]
+    assert main(words) == 130
+    after = json.loads((folder / "summary.json").read_text())
+    assert [after[name] for name in ("env_steps", "updates")] == [before["env_steps"], 3]
+    assert after["env_steps_per_second"] == 0
+    (resumed,) = [
+        event for event in read_metrics(folder / "metrics.jsonl") if event.get("event") == "resumed"
+    ]
+    assert [resumed[name] for name in ("env_steps", "updates")] == [before["env_steps"], 3]
 
 
 def test_a_resume_whose_member_cannot_load_its_part_changes_nothing_that_is_settled(

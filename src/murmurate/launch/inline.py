@@ -45,6 +45,8 @@ class Inline(Launcher):
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
         run_state = RunState(run.members)
         run_state.open()
+        if resume is not None:
+            resume.set_counts(run_state)
         started_at = time.monotonic()
         coordinator = Coordinator(run, folder, run_state, started_at, resume, in_process=True)
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)

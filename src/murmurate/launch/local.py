@@ -39,6 +39,8 @@ class Local(Launcher):
         with WorkerProcesses(run.members) as workers:
             started_at = time.monotonic()
             (folder / "logs").mkdir(exist_ok=True)
+            if resume is not None:
+                resume.set_counts(workers.run_state)
             coordinator = Coordinator(run, folder, workers.run_state, started_at, resume)
             work = functools.partial(
                 run_replica,

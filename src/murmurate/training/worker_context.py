@@ -14,7 +14,7 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.replica.clipping import NotFinite
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import FINAL_DRAIN
-from murmurate.training.checkpoint import read_manifest, read_part, read_replays
+from murmurate.training.checkpoint import env_steps, read_manifest, read_part, read_replays, updates
 from murmurate.training.rejoin import Admission
 from murmurate.training.run import Run
 
@@ -74,6 +74,15 @@ class Resume:
 
     def part(self, rank: int) -> Restored:
         return Restored.read(self.checkpoint, rank, self.parts[rank])
+
+    def set_counts(self, run_state: RunState) -> None:
+        """Let the counts of the replicas begin where they were saved: a run may end before its replicas have
+        read their parts."""
+        counts = self.manifest.get("replica_env_steps")
+        for rank in range(self.manifest["replicas"]):
+            part = self.parts[rank]
+            steps = env_steps(self.checkpoint, part) if counts is None else counts[rank]
+            run_state.set_counts(rank, int(steps), updates(self.checkpoint, part))
 
 
 @dataclass

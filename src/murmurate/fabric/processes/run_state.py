@@ -88,6 +88,11 @@ class RunState:
         """Set a count from a checkpoint, without a heartbeat: the replica is still being built."""
         self._rows[_ENV_STEPS, rank] = env_steps
 
+    def set_counts(self, rank: int, env_steps: int, clock: int) -> None:
+        """Like ``set_env_steps``, for both counts."""
+        self.set_env_steps(rank, env_steps)
+        self._rows[_CLOCK, rank] = clock
+
     def heartbeat(self, rank: int, working: bool = True) -> None:
         """Show that this process is neither stopped nor stuck: call it while working and while waiting.
 
