@@ -294,6 +294,23 @@ def test_ctrl_c_in_a_script_saves_and_raises(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
 
 
+def test_ctrl_c_twice_before_a_checkpoint_says_that_nothing_is_saved(tmp_path: Path) -> None:
+    class Impatient(murmurate.Callback):
+        def on_record(self, record: Mapping[str, Any]) -> None:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match=r"^No checkpoint had been saved"):
+        murmurate.train(
+            "cartpole-a2c",
+            updates=1_000,
+            out=tmp_path / "run",
+            callbacks=[Impatient()],
+            record_every_seconds=1e-9,
+            **SHORT,
+        )
+
+
 def test_a_script_without_a_guard_is_refused_with_the_remedy(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import murmurate\nmurmurate.train('cartpole-a2c', updates=2, out='run')\n")

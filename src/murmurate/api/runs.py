@@ -293,6 +293,8 @@ def _result(finish: session.Finish, folder: Path, quiet: bool) -> Result:
     if finish.code == _TERMINATED:
         raise SystemExit(_TERMINATED)
     if finish.code:
+        if finish.resumable and not (run_folder / "checkpoints" / "last").exists():
+            raise KeyboardInterrupt(kept_sentence(run_folder))  # a second Ctrl-C came before a checkpoint
         next_call = f"; go on with murmurate.resume('{run_folder}')" if finish.resumable else ""
         raise KeyboardInterrupt(f"the run is saved{next_call}")
     return Result(run_folder, summary, finish.code)
