@@ -245,6 +245,18 @@ def test_an_unreadable_part_is_refused_by_name(tmp_path: Path) -> None:
 # -- what goes in comes out ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("written", "unit"), [({"unit": "documents"}, "documents"), (None, "env steps")])
+def test_what_is_kept_is_said_in_the_unit_of_the_run(
+    written: dict[str, str] | None, unit: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    checkpoint.commit(folder, _save(folder, 5), _about(5))
+    if written:
+        (tmp_path / "run.json").write_text(json.dumps(seal(written, "run.json")))
+    assert checkpoint.kept_sentence(tmp_path).startswith(f"The checkpoint at 5 {unit} is kept")
+
+
 def test_ctrl_c_while_a_part_is_read_is_not_taken_for_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

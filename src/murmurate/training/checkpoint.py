@@ -24,7 +24,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.record.stored import FORMAT, seal, sync
+from murmurate.record.stored import FORMAT, UNSOUND, read_object, seal, sync
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
@@ -290,8 +290,16 @@ def kept_sentence(folder: Path, resumable: bool = True) -> str:
         with contextlib.suppress(Refusal):
             steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
             verb = "resume" if resumable else "eval"
-            return f"The checkpoint at {steps:,} env steps is kept: murmurate {verb} {folder}"
+            return f"The checkpoint at {steps:,} {_unit(folder)} is kept: murmurate {verb} {folder}"
     return "No checkpoint had been saved, so nothing that was learned is kept."
+
+
+def _unit(folder: Path) -> str:
+    """The unit of a run's ``env_steps``: documents, for example."""
+    try:
+        return str(read_object(folder / "run.json")["unit"])
+    except (OSError, *UNSOUND):  # it is damaged, or of a version that did not name the unit
+        return "env steps"
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
