@@ -98,6 +98,15 @@ def test_a_folder_of_markdown(tmp_path):
         read(tmp_path / "b.md", kind="markdown")
 
 
+def test_suffixes_of_documents_in_capitals(tmp_path):
+    (tmp_path / "A.MD").write_text("ant")
+    (tmp_path / "b.md").write_text("bee")
+    assert counts(read(tmp_path, tokens=ALL)) == [{"ant": 1}, {"bee": 1}]
+    (tmp_path / "C.TXT").write_text("*cow*")
+    assert counts(read(tmp_path, tokens=ALL)) == [{"cow": 1}]
+    assert TextSource(tmp_path, "markdown").pick([1])[1].text == "*cow*"  # plain text, not Markdown
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "csv.gz", "jsonl", "jsonl.gz"])
 def test_a_column(tmp_path, suffix):
     rows = [("x1", "ant, bee\nant"), ("x2", 'a "cow"'), ("x3", "bee" * 60_000)]

@@ -149,6 +149,6 @@ def _file(path: Path, folder: Path, kind: str, errors: RecordErrors) -> Document
         text = path.read_bytes()
     name = str(path.relative_to(folder))
     decoded = _decode(name, text, errors)
-    if kind == "markdown" and path.suffix != ".txt":
+    if kind == "markdown" and path.suffix.lower() != ".txt":
         decoded = _markdown.prose(decoded)
     return Document(name, decoded)
