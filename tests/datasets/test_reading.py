@@ -318,3 +318,20 @@ def test_a_folder_without_text_says_what_is_missing(tmp_path):
     (tmp_path / "readme.md").write_text("words")
     with pytest.raises(Refusal, match=r"no \.txt file"):
         read(tmp_path, kind="text")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("bag.txt", "2\n3\n2\n1 1 2\n2 3 1\n"),
+        ("x.mtx", "%%MatrixMarket matrix coordinate integer general\n2 3 2\n1 1 2\n2 3 1\n"),
+        ("x.ldac", "1 0:2\n1 2:1\n"),
+        ("x.svm", "0 0:2\n1 2:1\n"),
+    ],
+)
+def test_a_byte_order_mark_is_passed_over(tmp_path, name, text):
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+        options = {"one_based": False} if name == "x.svm" else {}
+        assert read(path, **options).as_scipy().toarray().tolist() == [[2, 0, 0], [0, 0, 1]]

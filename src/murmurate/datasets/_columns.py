@@ -73,7 +73,7 @@ def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
     """(number of the row's last line, values by column) of each row below the header; no values where the row
     has an error."""
     with Lines(path, errors) as lines, _long_fields():
-        header = (lines.line() or b"").removeprefix(codecs.BOM_UTF8)
+        header = lines.line() or b""
         text = "" if not header.strip() else _decoded(header, 1, errors)
         if not text:
             raise errors.refusal(1, "there is no header", "A CSV file begins with the names of its columns.")

@@ -1,7 +1,9 @@
-"""Reads the lines of a plain or gzip file, a chunk at a time, with their numbers."""
+"""Reads the lines of a plain or gzip file, a chunk at a time, with their numbers. A byte order mark at its
+beginning, which editors on Windows write, is passed over."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import zlib
@@ -31,6 +33,9 @@ class Lines:
             compressed = self._opened.peek(2)[:2] == b"\x1f\x8b"
         self._gzip = TolerantGzip(self._opened, path) if compressed else None
         self._file = io.BufferedReader(self._gzip) if self._gzip else self._opened
+        with refuse_unreadable(path):
+            if self._file.peek(3).startswith(codecs.BOM_UTF8):
+                self._file.read(3)
 
     def __enter__(self) -> Lines:
         return self

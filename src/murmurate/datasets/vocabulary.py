@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
 
 from murmurate.datasets._lines import Lines
@@ -27,7 +26,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     with Lines(path, errors) as lines:
         for number, line in lines.numbered():
             try:
-                word = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r").decode()
+                word = line.rstrip(b"\r").decode()
             except UnicodeDecodeError as error:
                 raise errors.refusal(
                     number, not_utf8(error.object, error.start), "Convert the file."
