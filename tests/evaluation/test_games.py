@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from murmurate.agents.interface import Action
 from murmurate.cli.main import main
+from murmurate.errors import RunFailed
 from murmurate.evaluation import games
 from murmurate.evaluation.games import EvalResult, Games, evaluate, record_game
 from murmurate.evaluation.interface import EvalContext, reporting
@@ -202,9 +203,9 @@ def test_eval_cuts_games_at_the_run_s_limit(tmp_path: Path, capsys: pytest.Captu
 
 
 class Failing(gymnasium.Env[Any, Any]):
-    """Episodes of 20 steps, in which the first environment made fails at the 15th."""
+    """Episodes of 20 steps, in which the first environment made fails at the 15th; or all, if ``always``."""
 
-    made = 0
+    made, always = 0, False
     observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(100)
 
@@ -220,7 +221,7 @@ class Failing(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        if (self.number, self.t) == (1, 15):
+        if self.t == 15 and (self.number == 1 or self.always):
             raise OSError("no licence")
         return np.full(1, self.t, np.float32), 1.0, self.t == 20, False, {}
 
@@ -264,3 +265,11 @@ def test_a_game_whose_simulator_fails_begins_anew(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Failing, "made", 0)
     frames, total = record_game(world, Counter(), seed=0)
     assert (frames[:, 0, 0, 0].tolist(), total) == (list(range(20)), 20.0)
+
+
+def test_a_game_whose_simulator_always_fails_ends_the_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only after the greatest number of env steps."""
+    world: Any = FailingWorld()
+    monkeypatch.setattr(Failing, "always", True)
+    with pytest.raises(RunFailed, match=r"game 0 of the evaluation began 21 times.*no licence"):
+        evaluate(world, Counter(), 1, seed=0, max_steps=100_000)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.agents.interface import Agent, Policy
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation, report
 from murmurate.nets.torso import in_evaluation_mode
 from murmurate.ranges import PositiveInt
@@ -24,6 +24,7 @@ from murmurate.replica.state_dict import tensors_of
 from murmurate.spec import Episode, TimeStep, derive_generator, derive_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
+_MOST_RESTARTS = 20  # of one game; one whose simulator always fails would go on until the limit of env steps
 _REPORT_SECONDS = 10.0  # least time between two lines about how far an evaluation is
 
 
@@ -176,7 +177,7 @@ class _Game:
 
     def step(self, action: Tensor) -> TimeStep:
         """Take the action [1] or [1, D]. A game whose simulator fails, which truncates an episode that does
-        not count, begins anew."""
+        not count, begins anew. Raises RunFailed if it has failed too often."""
         self.simulator.send(action)
         step = self.simulator.receive()
         self.observation, self.first = step.observation, False
@@ -188,6 +189,11 @@ class _Game:
             self.restarted += 1
             for message in step.restarts:
                 report(message)
+            if self.restarted > _MOST_RESTARTS:
+                raise RunFailed(
+                    f"game {self.number} of the evaluation began {self.restarted} times, and its simulator "
+                    f"failed each time. The last failure: {' '.join(step.restarts)}"
+                )
         return step
 
     def cut(self) -> Episode:
