@@ -2,9 +2,9 @@
 
 ``python -m murmurate.bench._control_limit td3|sac float32|bfloat16 FILE`` multiplies random matrices in one
 thread, with the shapes of HalfCheetah, two layers of 256 units and batches of 256; each product of the twin
-critics is one batched product. The number of updates is appended to FILE as ``env_steps``, because agents
-make one update per env step. There are no activations, losses, optimizer, replay or simulator. With bfloat16,
-all products are in that dtype.
+critics is one batched product, computed as in ``nets.passes``. The number of updates is appended to FILE as
+``env_steps``, because agents make one update per env step. There are no activations, losses, optimizer,
+replay or simulator. With bfloat16, all products are in that dtype.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from murmurate.bench._racer import write_progress
+from murmurate.nets.passes import product
 
 BATCH, OBSERVED, ACTIONS, HIDDEN = 256, 17, 6, 256  # batch size; widths of observation, action, hidden layer
 
@@ -37,21 +38,21 @@ class Products:
 
     def forward(self, members: int) -> None:
         for inputs, weight in zip(self.inputs, self.weights, strict=True):
-            torch.bmm(inputs[:members], weight[:members])
+            product(inputs[:members], weight[:members])
 
     def input_gradients(self, members: int, *, of_actions: bool = False) -> None:
         """Compute the gradients of the layers' inputs. of_actions: including those of the actions among the
         inputs of the first layer."""
         layers = list(zip(self.output_gradients, self.weights, strict=True))
         for gradient, weight in layers[1:]:
-            torch.bmm(gradient[:members], weight[:members].transpose(1, 2))
+            product(gradient[:members], weight[:members].transpose(1, 2))
         if of_actions:
             gradient, weight = layers[0]
-            torch.bmm(gradient[:members], weight[:members, OBSERVED:].transpose(1, 2))
+            product(gradient[:members], weight[:members, OBSERVED:].transpose(1, 2))
 
     def weight_gradients(self) -> None:
         for inputs, gradient in zip(self.inputs, self.output_gradients, strict=True):
-            torch.bmm(inputs.transpose(1, 2), gradient)
+            product(inputs.transpose(1, 2), gradient)
 
 
 class Update:

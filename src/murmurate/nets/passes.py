@@ -47,7 +47,7 @@ class Passes:
                 weight, bias = weight[members], bias[members]
             activations.append(_in_dtype(x, weight.dtype))
             # faster than baddbmm, which first copies the bias to all rows
-            x = _product(activations[layer], weight)
+            x = product(activations[layer], weight)
             if layer < last:
                 add_and_rectify_(x, bias)
             else:
@@ -72,7 +72,7 @@ class Passes:
         for layer in range(len(self._weights) - 1, 0, -1):
             slope = _slope_before(slope, self._weights[layer][members], activations[layer])
         first = self._weights[0][members, inputs]
-        return _product(_in_dtype(slope, first.dtype), first.transpose(1, 2))
+        return product(_in_dtype(slope, first.dtype), first.transpose(1, 2))
 
     def slope_of_chosen(self, activations: list[Tensor], chosen: Tensor, inputs: slice) -> Tensor:
         """The gradient [B, I] of ``sum_b f_chosen[b](x_b)`` with respect to some of the inputs, for MLPs with
@@ -127,7 +127,8 @@ def _by_layer(layers: int, gradient: Mapping[str, Tensor]) -> Iterator[tuple[Ten
         yield gradient[f"weights.{layer}"], gradient[f"biases.{layer}"]
 
 
-def _product(one: Tensor, other: Tensor) -> Tensor:
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """``one other`` [E, M, N], as the transpose of its transpose where that is faster."""
     if other.shape[2] < _NARROW <= one.shape[1]:
         return torch.bmm(other.transpose(1, 2), one.transpose(1, 2)).transpose(1, 2)
     return torch.bmm(one, other)
@@ -137,4 +138,4 @@ def _write_product(one: Tensor, other: Tensor, out: Tensor) -> None:
     if out.dtype == one.dtype and other.shape[2] >= _NARROW:
         torch.bmm(one, other, out=out)
     else:
-        out.copy_(_product(one, other))
+        out.copy_(product(one, other))
