@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from murmurate.nets._conv_kernels import is_traced
 from murmurate.nets._mlp_kernels import add_and_rectify_
 from murmurate.nets.batched_mlp import BatchedMLP
 
@@ -129,7 +130,7 @@ def _by_layer(layers: int, gradient: Mapping[str, Tensor]) -> Iterator[tuple[Ten
 
 def product(one: Tensor, other: Tensor) -> Tensor:
     """``one other`` [E, M, N], as the transpose of its transpose where that is faster."""
-    if other.shape[2] < _NARROW <= one.shape[1]:
+    if other.shape[2] < _NARROW and not is_traced() and one.shape[1] >= _NARROW:  # exports are for any batch
         return torch.bmm(other.transpose(1, 2), one.transpose(1, 2)).transpose(1, 2)
     return torch.bmm(one, other)
 
