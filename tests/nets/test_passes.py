@@ -53,13 +53,15 @@ def test_the_input_s_gradient_is_that_of_the_chosen_members(member: slice, rows:
     torch.testing.assert_close(of_some.sum(0), x.grad[:, 1:3], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("chosen", [[0, 1, 1, 0, 1, 0, 0], [1] * 7], ids=["both", "one alone"])
+@pytest.mark.parametrize(
+    "chosen", [[0, 1, 1, 0, 1, 0, 0], [1] * 7, [0, 1] * 20], ids=["both", "one alone", "many rows"]
+)
 def test_each_row_follows_the_mlp_chosen_for_it(chosen: list[int]) -> None:
     net = BatchedMLP(2, (5, 16, 16, 1), generator=torch.Generator().manual_seed(0)).double()
-    passes, x, of_row = Passes(net), drawn(7, 5).requires_grad_(), torch.tensor(chosen)
+    passes, x, of_row = Passes(net), drawn(len(chosen), 5).requires_grad_(), torch.tensor(chosen)
     with torch.no_grad():
-        found = passes.slope_of_chosen(passes.forward(x.expand(2, 7, 5)), of_row, slice(3, None))
-    net(x)[of_row, torch.arange(7), 0].sum().backward()
+        found = passes.slope_of_chosen(passes.forward(x.expand(2, len(chosen), 5)), of_row, slice(3, None))
+    net(x)[of_row, torch.arange(len(chosen)), 0].sum().backward()
     torch.testing.assert_close(found, x.grad[:, 3:], rtol=1e-10, atol=1e-12)
 
 

@@ -219,7 +219,8 @@ def evaluate(
     meanwhile. greedy: take the most probable actions, instead of drawing them. max_steps: env steps after
     which a game ends with the return that it has.
 
-    Raises ``ValueError`` for fewer than one game or simulator.
+    Raises ``ValueError`` for fewer than one game or simulator, ``RunFailed`` if the simulator of a game fails
+    more than 20 times.
     """
     if min(episodes, simulators) < 1:
         raise ValueError(

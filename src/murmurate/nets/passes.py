@@ -93,7 +93,7 @@ class Passes:
                 slope = torch.ops.aten.threshold_backward(
                     slope, activations[layer][member].index_select(0, rows), 0
                 )
-            slope = torch.mm(_in_dtype(slope, first.dtype), first[member].t())
+            slope = product(_in_dtype(slope, first.dtype)[None], first[member].t()[None])[0]
             result.index_copy_(0, rows, slope)
         return result
 
@@ -130,13 +130,17 @@ def _by_layer(layers: int, gradient: Mapping[str, Tensor]) -> Iterator[tuple[Ten
 
 def product(one: Tensor, other: Tensor) -> Tensor:
     """``one other`` [E, M, N], as the transpose of its transpose where that is faster."""
-    if other.shape[2] < _NARROW and not is_traced() and one.shape[1] >= _NARROW:  # exports are for any batch
+    if _is_faster_transposed(one, other):
         return torch.bmm(other.transpose(1, 2), one.transpose(1, 2)).transpose(1, 2)
     return torch.bmm(one, other)
 
 
+def _is_faster_transposed(one: Tensor, other: Tensor) -> bool:
+    return other.shape[2] < _NARROW and not is_traced() and one.shape[1] >= _NARROW  # exports take any batch
+
+
 def _write_product(one: Tensor, other: Tensor, out: Tensor) -> None:
-    if out.dtype == one.dtype and other.shape[2] >= _NARROW:
+    if out.dtype == one.dtype and not _is_faster_transposed(one, other):
         torch.bmm(one, other, out=out)
     else:
         out.copy_(product(one, other))
