@@ -14,9 +14,12 @@ from murmurate.losses.gaussian_nll import gaussian_nll, soft_bounds
 from murmurate.nets.dynamics import DynamicsEnsemble
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import EnvSpec
+from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.interface import FINAL_DRAIN
 from murmurate.strategies.push_sum import PushSum
 
@@ -161,6 +164,22 @@ def test_an_interrupted_fit_leaves_everything_as_it_was():
     for model in (one, other):
         assert model.fit(inputs, targets)
     assert torch.equal(one.replica.params, other.replica.params)
+
+
+def test_members_of_a_group_fit_to_the_end_when_one_is_interrupted():
+    """Otherwise the others would wait for it in the next mean."""
+
+    def fit(member):
+        replicator = Replicator(AllReduce(), member)
+        group = Group(TensorExchange(member, range(2)))
+        context = dataclasses.replace(CONTEXT, replicate=replicator.replicate, open_group=lambda: group)
+        model = DynamicsModel(SMALL, context, 3, 2)
+        return model.fit(*linear_system(300)[:2], lambda: member.rank == 0), model.replica.params.detach()
+
+    (ended, params), (other_ended, other_params) = SimulatedFabric(2, seed=0).run([fit, fit])
+    assert ended
+    assert other_ended
+    assert torch.equal(params, other_params)
 
 
 def test_an_interrupted_fit_sets_no_clock_back_that_peers_have_seen():

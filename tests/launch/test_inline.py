@@ -253,18 +253,29 @@ def test_all_roles_are_this_process(tmp_path: Path) -> None:
     ]
 
 
+def test_a_first_batch_that_was_collected_is_lost_where_members_agree_to_stop(tmp_path: Path) -> None:
+    run = dataclasses.replace(short("all-reduce"), updates=None, minutes=1e-9)
+    finish = train(run, tmp_path / "run")
+    assert finish.summary["updates"] == 0
+    assert finish.summary["env_steps"] > 0
+    assert not finish.summary["resume_exact"]
+
+
 def test_the_wrong_number_of_replicas_is_refused(tmp_path: Path) -> None:
     train(short(updates=2), tmp_path / "run")
     with pytest.raises(Refusal, match="made with 3 replicas"):
         resume(tmp_path / "run", lambda run: dataclasses.replace(run, replicas=2))
 
 
-def test_time_ends_a_run_that_has_not_begun_to_learn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replicas", [1, 2])  # two agree on it
+def test_time_ends_a_run_that_has_not_begun_to_learn(replicas: int, tmp_path: Path) -> None:
     run = recipe("cartpole-dqn")
     replay = dataclasses.replace(run.source.replay, capacity=10**6, learning_starts=10**6)
     source = dataclasses.replace(run.source, replay=replay)
     fields = {"minutes": 0.005, "env_steps": None, "launcher": "inline", "stop_at_return": None}
-    finish = train(dataclasses.replace(run, source=source, **fields), tmp_path / "run")
+    run = dataclasses.replace(run, source=source, replicas=replicas, **fields)
+    finish = train(run, tmp_path / "run")
     assert finish.summary["exit"] == "finished"
+    assert finish.summary["resume_exact"]
     assert finish.summary["updates"] == 0
     assert finish.summary["env_steps"] < 10**6

@@ -121,7 +121,11 @@ def test_a_stop_within_a_round_that_takes_long_and_a_resume_there(strategy: str,
     run = dataclasses.replace(run, strategy=dataclasses.replace(strategies()[strategy](), period=103))
 
     def stop_soon(loop: TrainingLoop) -> None:
-        loop.context.between_steps = loop.context.run_state.request_stop  # type: ignore[method-assign]
+        def after_a_batch() -> None:
+            if loop.batches:
+                loop.context.run_state.request_stop()
+
+        loop.context.between_steps = after_a_batch  # type: ignore[method-assign]
         loop.run_to_end()
 
     assert [x.batches for x in learn(run, tmp_path / "a", act=stop_soon)] == [100, 100]

@@ -118,7 +118,7 @@ class DynamicsModel:
         """Continue to learn until held-out errors stop falling; then each member has its best parameters.
 
         interrupted: called every few batches. If it returns True, ``fit`` restores everything to its state
-        before the call, except for what the strategy keeps, and returns False.
+        before the call, except for what the strategy keeps, and returns False; not in a ``group`` of several.
         """
         saved = {"replica": self.replica.state(), **self.state()}
         generator = self._generator
@@ -170,7 +170,8 @@ class DynamicsModel:
         """One pass over the rows of each member, [E, N]; returns whether it was interrupted."""
         step, staleness = 0, 0
         while step < steps or (staleness and self.replica.common_rounds):  # until a round ends
-            if step % _INTERRUPTED_EVERY == 0 and interrupted():
+            # a member of a group goes on, as the others wait for its part of each mean
+            if step % _INTERRUPTED_EVERY == 0 and interrupted() and self.group.size == 1:
                 return True
             columns = torch.arange(step * batch, (step + 1) * batch, device=member_rows.device)
             rows = member_rows[:, columns % member_rows.shape[1]].flatten()

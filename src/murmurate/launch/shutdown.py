@@ -16,8 +16,6 @@ from murmurate.training.run import Run
 from murmurate.training.worker_context import seconds_to_decision
 
 STOP_DEADLINE_SECONDS = 75.0
-# synchronous members look for a request after a batch, and the first may wait until a replay is filled
-_BEFORE_LEARNING_SECONDS = 10.0
 ALL_DIED = "all replicas died. See logs/ in the run folder."
 _ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process was stopped
 
@@ -29,17 +27,8 @@ def stop_deadline(run: Run) -> float:
 
 def allowed_seconds(coordinator: Coordinator) -> float:
     """Seconds from a request to stop until members are killed."""
-    if _has_learned_nothing(coordinator):
-        return _BEFORE_LEARNING_SECONDS + coordinator.run.more_seconds()
     until_noticed = seconds_to_decision(coordinator.run, coordinator.run_state)
     return stop_deadline(coordinator.run) + coordinator.saving_seconds + until_noticed
-
-
-def _has_learned_nothing(coordinator: Coordinator) -> bool:
-    """Whether synchronous members have made no update yet."""
-    run, run_state = coordinator.run, coordinator.run_state
-    together = run.strategy.synchronous and run.replicas > 1
-    return together and not any(run_state.clock(rank) for rank in range(run.replicas))
 
 
 def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[int]:
@@ -50,10 +39,8 @@ def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[i
     """
     run_state, allowed = coordinator.run_state, allowed_seconds(coordinator)
     if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
-        nothing = " None had made an update." if _has_learned_nothing(coordinator) else ""
         raise RunFailed(
-            f"no replica stopped within {allowed:.0f} s, and all were killed.{nothing} See logs/ in the run "
-            "folder."
+            f"no replica stopped within {allowed:.0f} s, and all were killed. See logs/ in the run folder."
         )
     unfinished = [rank for rank in late if not run_state.has_finished(rank)]
     # replicas before the centre, which ends after them, as it waits for all that are not known to be dead

@@ -55,6 +55,8 @@ class TrainingLoop:
         self.source = open_source(run, context.rank, self.learner, context.fabric)
         self.source.alive = self._alive
         self.synchronous = run.strategy.synchronous and context.fabric.size > 1
+        self.before_first_batch = self.synchronous and not context.joins
+        self.exact = True  # whether a resumed run can continue as this one would have
         self.probes = Probes(run, self.learner.replicas.values(), context.fabric, self.synchronous)
         self.shared_schedules = SharedSchedules(run, self.learner.replicas.values())
         self.barrier: Channel = context.fabric.channel("barrier", torch.zeros(4, dtype=torch.float64))
@@ -89,13 +91,12 @@ class TrainingLoop:
             has_own_part = context.restored.is_own
             if has_own_part:
                 self._restore(context.restored)
-            # no replica may update a shared vector that another is still restoring
-            self.barrier.gather(torch.zeros(4, dtype=torch.float64))
+            self._meet_at_barrier()  # no replica may update a shared vector that another is still restoring
             if not has_own_part:  # after the others, so that it keeps what they restored in shared memory
                 self._restore(context.restored)
             context.restored = None  # it may hold a whole replay
             self.replicator.resumed()
-            self.barrier.gather(torch.zeros(4, dtype=torch.float64))
+            self._meet_at_barrier()
             if not has_own_part:
                 self.replicator.rejoined()
         if context.joins and self.state_transfer is not None:
@@ -122,7 +123,7 @@ class TrainingLoop:
             self._seed_global_generators()
             for batch in self.source:
                 self.timer.lap("collect")
-                if batch.data is None:
+                if self._ends_with(batch):
                     self._count(batch)
                     break
                 try:
@@ -158,6 +159,16 @@ class TrainingLoop:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
 
+    def _ends_with(self, batch: Batch) -> bool:
+        """Whether training ends before ``batch`` is learned. Synchronous members agree on that once."""
+        if not self.before_first_batch:
+            return batch.data is None
+        self.before_first_batch = False
+        stop = self._agree_on_requests()[0]
+        self._seed_global_generators()  # inline, the others have seeded them meanwhile
+        self.exact = not stop or batch.data is None  # else a batch is lost
+        return stop or batch.data is None
+
     # -- counting and recording ---------------------------------------------------------------------
 
     def _count(self, batch: Batch) -> None:
@@ -175,14 +186,14 @@ class TrainingLoop:
     def _alive(self, env_steps: int) -> bool:
         """Send a heartbeat while the source prepares a batch; returns whether to stop now.
 
-        Synchronous members stop together, at the end of a round.
+        Synchronous members stop together: before the first batch, or at the end of a round.
         """
         run_state = self.context.run_state
         run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
         self._record_events()  # filling a replay for the first batch may take long
         self.context.between_steps()
         if self.synchronous:
-            return False
+            return self.before_first_batch and run_state.stop_requested
         planned = self.run.env_steps
         return run_state.stop_requested or (planned is not None and run_state.total_env_steps() >= planned)
 
@@ -241,17 +252,12 @@ class TrainingLoop:
                 self.state_transfer.serve_request(self._state_to_transfer)
             self.shared_schedules.follow(total := run_state.total_env_steps())
             return stop, requested, total
-        own_requests = torch.tensor(
-            [stop, requested, self.env_steps, run_state.transfer_request], dtype=torch.float64
-        )
-        answers = self.barrier.gather(own_requests)
+        own_requests = [stop, requested, self.env_steps, run_state.transfer_request]
+        answers = self.barrier.gather(torch.tensor(own_requests, dtype=torch.float64))
         absent = [rank for rank in range(run_state.size) if rank not in answers]
         total = sum(int(a[2]) for a in answers.values()) + sum(run_state.env_steps(r) for r in absent)
-        requests = (
-            any(bool(a[0]) for a in answers.values()),
-            min(int(a[1]) for a in answers.values()),
-            total,
-        )
+        stop = any(bool(a[0]) for a in answers.values())
+        requests = stop, min(int(a[1]) for a in answers.values()), total
         self.shared_schedules.follow(total)
         transfer = min(int(a[3]) for a in answers.values())
         if (
@@ -350,7 +356,7 @@ class TrainingLoop:
             "waiting_seconds": self.timer.waiting_seconds,
             "learner": self.learner.state(),
             "source": self.source.state(),
-            "exact": self.source.exact,
+            "exact": self.exact and self.source.exact,
             "batches": self.batches,
             "schedules": self.shared_schedules.state(),
             "returns": list(self.returns),
