@@ -1,5 +1,6 @@
 """Racers: whose CPU seconds are counted, when they run, and that none is left."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,7 +123,17 @@ sys.exit(main(["bench", "relaxed-loop", "--json"]))
 """
 
 
-def test_a_bench_that_is_ended_ends_its_racers() -> None:
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        pytest.param(
+            *(signal.SIGKILL, -signal.SIGKILL),
+            marks=pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv"),
+        ),
+    ],
+)
+def test_a_bench_that_is_ended_ends_its_racers(number: int, code: int) -> None:
     """One that is stopped is hung up on by the kernel; it is the one that runs that would go on."""
     bench = psutil.Popen(
         [sys.executable, "-c", _BENCH_OF_SLEEPERS],
@@ -132,8 +143,8 @@ def test_a_bench_that_is_ended_ends_its_racers() -> None:
     try:
         racers: list[psutil.Process] = []
         until(lambda: racers.extend(p for p in bench.children() if "racer" in p.cmdline()) or racers)
-        bench.terminate()
-        assert bench.wait() == 128 + signal.SIGTERM
+        bench.send_signal(number)
+        assert bench.wait() == code
         until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in racers))
     finally:
         for process in [*bench.children(recursive=True), bench] if bench.is_running() else []:

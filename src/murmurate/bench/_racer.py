@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -80,7 +81,7 @@ class Racer:
             # A process group of its own in this session: if this process dies, the kernel sends SIGHUP to
             # the stopped group, so no racer is left behind.
             self._process = subprocess.Popen(
-                list(self.command),
+                [*_ending_with_this_process(), *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -186,6 +187,13 @@ class Racer:
             return self._output_file.read_text(errors="replace")[-600:].strip() or "(nothing)"
         except OSError:
             return "(nothing)"
+
+
+def _ending_with_this_process() -> list[str]:
+    """What to put before a racer's command, so that it is killed if this process is while the racer runs.
+    Nothing where the system has no ``setpriv``; there only racers end that look for their parent."""
+    setpriv = shutil.which("setpriv")
+    return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL"]
 
 
 @contextlib.contextmanager
