@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from murmurate.bench._spatial_layers import in_parts
 from murmurate.errors import Refusal
@@ -254,6 +255,32 @@ def test_what_cannot_be_done_is_named(message):
 
     with pytest.raises(Refusal, match=re.escape(message)):
         in_parts(grid, lambda parts: REFUSED[message](scatter(image(3, 4, 11, 9), parts)))
+
+
+class Doubled(torch.autograd.Function):
+    """A function of one's own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Doubled.apply, lambda x: checkpoint(functional.relu, x, use_reentrant=True)],
+    ids=["own function", "reentrant checkpoint"],
+)
+def test_a_function_that_would_lose_the_gradient_is_refused(function):
+    def part(parts):
+        x = scatter(image(1, 1, 8, 8).requires_grad_(), parts)
+        return (x + function(x)).mean()
+
+    with pytest.raises(Refusal, match=re.escape("torch.utils.checkpoint needs use_reentrant=False")):
+        in_parts((2, 1), part)
 
 
 def test_a_grid_needs_its_members():

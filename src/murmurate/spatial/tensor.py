@@ -49,7 +49,13 @@ class SpatialTensor(Tensor):
     @staticmethod
     def __new__(cls, local: Tensor, arrangement: Layout, parts: Parts) -> SpatialTensor:
         shape = (*local.shape[:-2], *arrangement.sizes)
-        tensor = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
+        tensor = Tensor._make_wrapper_subclass(
+            cls,
+            shape,
+            dtype=local.dtype,
+            device=local.device,
+            requires_grad=local.requires_grad,  # for ``_refuse_if_cut``
+        )
         tensor.local, tensor.arrangement, tensor.parts = local, arrangement, parts
         return tensor
 
@@ -126,6 +132,7 @@ class SpatialTensor(Tensor):
             return _attribute(func.__self__.__name__, args[0])
         if name in _LOCAL_QUERIES:
             return func(args[0].local)
+        _refuse_if_cut((args, kwargs))
         if name in SHARED_FORMS:
             return SHARED_FORMS[name](func, args, kwargs)
         form = FORMS.get(name)
@@ -220,6 +227,21 @@ def refuse(x: SpatialTensor, what: str) -> Refusal:
         f"{what} has no form for images that are spread over parts{x.parts.where}. Use another layer, or "
         "gather the image before it with murmurate.spatial.whole(x)"
     )
+
+
+def _refuse_if_cut(nested: Any) -> None:
+    """Raise Refusal for the result of an ``autograd.Function`` that was given an image in parts.
+
+    torch connects it to the wrapper of the image and not to ``local``, so no gradient would get past it.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        cut = next((x for x in found_in(nested) if x.grad_fn is not None), None)
+    if cut is not None:
+        raise Refusal(
+            f"an autograd.Function was given an image that is spread over parts{cut.parts.where}, and would "
+            "lose its gradient. Write it with torch's functions; torch.utils.checkpoint needs "
+            "use_reentrant=False"
+        )
 
 
 def spatial_axis(x: SpatialTensor, dim: int) -> bool:
