@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -58,6 +59,19 @@ ON_IMAGES = {
     "where": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
     "gather of channels": lambda x: x.log_softmax(1).gather(1, image(3, 2, 11, 9, seed=8).gt(0).long()),
     "cosine of channels": lambda x: functional.cosine_similarity(x, image(3, 4, 11, 9, seed=9)),
+    "arguments by name, also by those of NumPy": lambda x: (
+        functional.interpolate(
+            input=x.mean(axis=1, keepdims=True).max(axis=0, keepdims=True)[0], scale_factor=2
+        )
+        + torch.softmax(functional.conv2d(input=x[:1], weight=image(2, 4, 1, 1)), axis=1).mean(axis=(2, 3))[
+            ..., None, None
+        ]
+    ),
+    "all activations": lambda x: functional.threshold(functional.logsigmoid(x), -0.5, 2.0),
+    "dtypes of and for tensors of any shape": lambda x: (
+        x.type_as(torch.ones(3, dtype=torch.float32)) * torch.ones(4, 1, 1, dtype=torch.int32).to(x)
+    ).to(torch.ones(2, 5, dtype=torch.float64)),
+    "images by an array": lambda x: x[np.array([2, 0])],
     "images and channels by a mask": lambda x: x[torch.tensor([True, False, True])][
         torch.tensor([[True, False, True, True]] * 2)
     ],

@@ -31,12 +31,12 @@ _PIXELWISE = [
     "contiguous", "copysign", "cos", "detach", "div", "divide", "double", "elu", "empty_like", "eq", "erf",
     "exp", "expm1", "fill", "float", "floor", "floor_divide", "full_like", "ge", "gelu", "gt", "half",
     "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu",
-    "lerp", "log", "log1p", "logical_and", "logical_not", "logical_or", "logsigmoid", "lt", "masked_fill",
+    "lerp", "log", "log1p", "logical_and", "logical_not", "logical_or", "log_sigmoid", "lt", "masked_fill",
     "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "ones_like",
     "positive", "pow", "reciprocal", "relu", "relu6", "remainder", "requires_grad", "round",
     "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "softsign", "sqrt",
-    "square", "sub", "subtract", "tan", "tanh", "tanhshrink", "threshold", "to", "true_divide", "type",
-    "type_as", "where", "zero", "zeros_like", "__add__", "__and__", "__eq__", "__floordiv__", "__invert__",
+    "square", "sub", "subtract", "tan", "tanh", "tanhshrink", "threshold", "_threshold", "true_divide",
+    "type", "where", "zero", "zeros_like", "__add__", "__and__", "__eq__", "__floordiv__", "__invert__",
     "__mod__", "__mul__", "__neg__", "__or__", "__pow__", "__radd__", "__rdiv__", "__rfloordiv__",
     "__rmod__", "__rmul__", "__rpow__", "__rsub__", "__rtruediv__", "__sub__", "__truediv__", "__xor__",
 ]
@@ -75,6 +75,17 @@ def _channelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return type(result)(wrapped)
 
 
+def _converted(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``to`` and ``type_as``: of another tensor only dtype and device matter, so it may have any shape."""
+
+    def local(value: Any) -> Any:
+        return value.local if isinstance(value, SpatialTensor) else value
+
+    result = func(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
+    return args[0].like(result) if isinstance(args[0], SpatialTensor) else result
+
+
+SHARED_FORMS.update(dict.fromkeys(["to", "type_as"], _converted))
 SHARED_FORMS.update(dict.fromkeys(_PIXELWISE, _pixelwise))
 SHARED_FORMS.update({f"{name}_": _pixelwise for name in _PIXELWISE if not name.startswith("_")})
 SHARED_FORMS.update(dict.fromkeys(_CHANNELWISE, _channelwise))
@@ -104,10 +115,9 @@ def prelu(x: SpatialTensor, weight: Tensor) -> SpatialTensor:
 
 
 @spatial("cat", "concat", "concatenate")
-def cat(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> SpatialTensor:
+def cat(tensors: Sequence[Any], dim: int = 0) -> SpatialTensor:
     """Images joined along batch or channels; all must have the same rows and columns."""
     image = first_of(tensors)
-    dim = kwargs.get("axis", dim)
     if spatial_axis(image, dim):
         raise refuse(image, "cat along rows or columns")
     return image.like(torch.cat([aligned(image, x) for x in tensors], dim))
@@ -180,7 +190,7 @@ def getitem(x: SpatialTensor, index: Any) -> SpatialTensor:
     if any(isinstance(entry, SpatialTensor) for entry in entries):
         raise refuse(x, "indexing with an image")
     indexed_dims = sum(_indexed_dims(entry) for entry in entries)
-    if Ellipsis not in [e for e in entries if not isinstance(e, Tensor)]:
+    if not any(entry is Ellipsis for entry in entries):
         entries.append(Ellipsis)
     at = next(i for i, entry in enumerate(entries) if entry is Ellipsis)
     entries[at : at + 1] = [slice(None)] * (x.dim() - indexed_dims)

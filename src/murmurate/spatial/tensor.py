@@ -33,6 +33,7 @@ _LOCAL_ATTRIBUTES = {
     "names",
     "itemsize",
 }
+_ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which torch takes, too
 _LOCAL_QUERIES = {"is_floating_point", "is_complex", "element_size", "get_device", "is_inference"}
 
 
@@ -127,7 +128,10 @@ class SpatialTensor(Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", str(func))
-        kwargs = kwargs or {}
+        # torch's functions in C pass names on as they were given; the forms take the first argument by place
+        kwargs = {_ALIASES.get(key, key): value for key, value in (kwargs or {}).items()}
+        if "input" in kwargs:
+            args = (kwargs.pop("input"), *args)
         if name == "__get__":
             return _attribute(func.__self__.__name__, args[0])
         if name in _LOCAL_QUERIES:
