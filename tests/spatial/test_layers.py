@@ -197,6 +197,15 @@ def test_dropout_differs_between_parts_and_keeps_the_mean():
     assert (one.mean() + other.mean()).item() / 2 == pytest.approx(1, abs=0.05)
 
 
+def test_dropout_is_refused_where_a_checkpoint_computes_it_again():
+    def part(parts):
+        x = scatter(torch.ones(4, 8, 32, 32, requires_grad=True), parts)
+        checkpoint(functional.dropout, x.exp(), use_reentrant=False).square().sum().backward()
+
+    with pytest.raises(Refusal, match="dropout that is computed again"):
+        in_parts((2, 1), part)
+
+
 def test_dropout_of_channels_is_the_same_on_all_parts():
     x = torch.ones(4, 8, 6, 6)
 

@@ -232,6 +232,8 @@ def dropout2d(
 
 
 def _dropped(x: SpatialTensor, shape: torch.Size, p: float, noise: torch.Generator) -> SpatialTensor:
+    if torch._C._current_graph_task_id() != -1:  # within a backward pass, whose gradients would be wrong
+        raise refuse(x, "dropout that is computed again (torch.utils.checkpoint), which draws other noise,")
     kept = torch.rand(shape, generator=noise, device=noise.device) >= p
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return x.like(x.local * (kept.to(x.device, x.dtype) * scale))
