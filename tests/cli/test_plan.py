@@ -209,6 +209,23 @@ def test_a_check_for_another_machine_is_refused_before_anything_is_measured(caps
     assert "--check runs the candidates here" in capsys.readouterr().err
 
 
+def test_a_training_for_another_machine_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    profile = load(PROFILE)
+    profile.hardware["cpu"] = "another one"
+    save(profile, tmp_path / "other.json")
+    words = ["plan", "cartpole-a2c", "--on", str(tmp_path / "other.json")]
+    assert main([*words, "--apply", "--out", str(tmp_path / "run")]) == 2
+    assert "of another machine" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_measured(capsys: Capture) -> None:
+    assert main(["plan", "cartpole-a2c", "--placement.devices", "cuda:99"]) == 2
+    captured = capsys.readouterr()
+    assert "Use --placement.devices cpu" in captured.err or "there is no cuda:99" in captured.err
+    assert "measuring" not in captured.err
+
+
 def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
     def missed(*_: Any) -> None:
         raise Refusal("did not reach it")

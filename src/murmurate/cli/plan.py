@@ -202,6 +202,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     from murmurate.mapping.precision import with_faster_precision
     from murmurate.mapping.profile import DeviceProfile, key, load
     from murmurate.spec import usable_cores
+    from murmurate.training.session import device_types
 
     path = options.on or PROFILE
     cores = usable_cores()
@@ -212,6 +213,13 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
         raise Refusal(
             f"{path} is of another machine ({profile.hardware.get('cpu')}, {profile.cores} cores), and what "
             "is measured here does not belong in it. Use --on with another file, or remove it."
+        )
+    if here:
+        device_types(run)  # what is not there is refused; a pilot's process would end with a traceback
+    elif options.apply:
+        raise Refusal(
+            f"--apply trains here, and {path} is of another machine, with other cores. Give the command that "
+            "is printed there, or leave out --on."
         )
     has_changed = options.watts not in (None, profile.watts)
     if has_changed:

@@ -248,7 +248,7 @@ def preflight(run: Run, launcher: Launcher) -> None:
     launcher.check(run)
     offered = launcher.capabilities(run)
     description = f"the {launcher.name} launcher" + " across hosts" * (offered != launcher.offers)
-    check_capabilities(run.strategy, offered, description, _devices(run))
+    check_capabilities(run.strategy, offered, description, device_types(run))
     if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
         raise Refusal(
             f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
@@ -262,8 +262,8 @@ def preflight(run: Run, launcher: Launcher) -> None:
         refuse_too_small(run, bytes_of(learner))
 
 
-def _devices(run: Run) -> set[str]:
-    """Device types that the placement names. Raises Refusal for a device that does not exist."""
+def device_types(run: Run) -> set[str]:
+    """Those that the placement names. Raises Refusal for a device that does not exist."""
     device_types = set()
     for name in run.placement.devices:
         try:
