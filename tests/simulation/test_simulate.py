@@ -66,6 +66,15 @@ def timeless(summary):
     return {k: v for k, v in summary.items() if k not in ("wall_seconds", "env_steps_per_second")}
 
 
+def test_a_partition_of_almost_all_leaves_one_on_the_other_side(tmp_path):
+    run = run_of("all-reduce", replicas=3, updates=4)
+    summary = result(tmp_path / "run", run, Cluster(partition=(0.02, 1.0, 0.9)))
+
+    assert summary["virtual_seconds"] > 1.0  # the next mean waits until the links are back
+    (event,) = [event for event in summary["events"] if event["event"] == "partition"]
+    assert event["message"].startswith("2 replicas are cut off")
+
+
 AGREEING = sorted(set(strategies()) - {"solo"})
 
 
