@@ -288,7 +288,7 @@ def test_a_killed_run_is_resumed(path, tmp_path):
         process.kill()
         process.wait()
     saved = json.loads((folder / "checkpoints" / "last" / "state.json").read_text())["env_steps"]
-    assert run("resume", folder, "--minutes", 0.05, "--launcher", "inline") == 0
+    assert run("resume", folder, "--env-steps", saved + 5000, "--launcher", "inline") == 0
     assert summary(folder)["env_steps"] >= saved > 0
     assert summary(folder)["perplexity"] < 50
 

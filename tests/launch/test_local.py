@@ -158,4 +158,4 @@ def test_a_second_process_cannot_train_in_the_same_folder(
     assert (finish.code, finish.summary["dead_replicas"]) == (130, [])
     assert json.loads((folder / "summary.json").read_text())["exit"] == "interrupted"
     # and once it is over, somebody may
-    assert main(["resume", str(folder), "--minutes", "0.001"]) == 0
+    assert main(["resume", str(folder), "--env-steps", str(finish.summary["env_steps"] + 1)]) == 0

@@ -114,6 +114,9 @@ def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.Captu
     said = refused(capsys, "resume", folder, "--env-steps", steps)
     assert said == f"{folder} has already made {steps} env steps; give more than that."
     assert "has already made 3 updates; give more" in refused(capsys, "resume", folder, "--updates", 2)
+    minutes = checkpoint.read_manifest(folder / "checkpoints" / "last")["seconds"] / 60
+    said = refused(capsys, "resume", folder, "--minutes", minutes)
+    assert said == f"{folder} has already made {round(minutes, 3)} minutes; give more than that."
     assert content(folder) == before
     assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
 

@@ -223,20 +223,20 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     # each replica saved at a different time, and the checkpoint was complete after the last of them
     counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
     clocks = {rank: checkpoint.updates(newest, rank) for rank in learners}
-    made = {"env_steps": int(manifest["env_steps"]), "updates": min(clocks.values())}
+    steps, seconds = int(manifest["env_steps"]), float(manifest["seconds"])
+    made = {"env_steps": steps, "updates": min(clocks.values()), "minutes": seconds / 60}
     for name, number in made.items():
         goal, stored_goal = getattr(run, name), getattr(stored, name)
         # a goal that is raised may still be passed already, by the rest of the last batch
         is_lowered = goal is not None and (stored_goal is None or goal < stored_goal)
         if is_lowered and goal <= number:
-            unit = run.unit if name == "env_steps" else "updates"
-            raise Refusal(f"{folder} has already made {number:,} {unit}; give more than that.")
+            unit = run.unit if name == "env_steps" else name
+            raise Refusal(f"{folder} has already made {round(number, 3):,} {unit}; give more than that.")
     if run != stored:
         write_run(folder, run)
     record_data(folder, run.world)  # again, if the record was deleted
     if newest.name != "last":
         checkpoint.set_aside(newest.with_name("last"))
-    seconds = float(manifest["seconds"])
     truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
     (folder / "summary.json").unlink(missing_ok=True)  # of the end that the run now goes beyond
     return _carry_out(run, folder, launcher, Resume(newest.resolve(), parts, manifest, seconds))
