@@ -326,3 +326,20 @@ def test_a_video_shows_one_game_in_its_own_time(evaluated: Path, capsys: pytest.
     assert frames >= 8  # a pole falls in no fewer steps
     assert seconds == pytest.approx(frames / 50)  # CartPole's own rate
     assert (evaluated / "videos" / "frames.png").stat().st_size > 1_000
+
+
+def test_a_video_that_does_not_fit_on_the_disk_is_not_kept(
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    encoder = tmp_path / "encoder"
+    encoder.write_text("#!/bin/sh\ncat > /dev/null\necho 'No space left' >&2\nexit 1\n")
+    encoder.chmod(0o755)
+    monkeypatch.setattr(ffmpeg, "get_ffmpeg_exe", lambda: str(encoder))
+    video = evaluated / "videos" / "episode.mp4"
+    video.parent.mkdir(exist_ok=True)
+    video.write_text("an earlier one")
+    assert main(["eval", str(evaluated), "--episodes", "1", "--video"]) == 1
+    assert f"murmurate: {video} cannot be written: No space left. " in capsys.readouterr().err
+    assert video.read_text() == "an earlier one"

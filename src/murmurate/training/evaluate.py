@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.evaluation.interface import EvalContext
+from murmurate.record.stored import replacing
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
@@ -96,7 +98,7 @@ def evaluate_folder(
 
 def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | None = None) -> Path:
     """Write one greedy game as an mp4 (H.264), and ``frames.png`` beside it. Raises Refusal if the world
-    cannot be drawn."""
+    cannot be drawn, RunFailed if the mp4 cannot be written."""
     import imageio_ffmpeg
 
     frames = film(run, checkpoint_folder, seed)
@@ -108,17 +110,18 @@ def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | Non
     target.parent.mkdir(exist_ok=True)
     height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2  # the codec wants even sizes
     world: Any = run.world  # of simulators, as it has pictures
-    writer = imageio_ffmpeg.write_frames(
-        str(target),
-        (width, height),
-        fps=world.env_steps_per_second,
-        macro_block_size=1,
-        output_params=["-loglevel", "error"],
-    )
-    writer.send(None)
-    for frame in frames:
-        writer.send(np.ascontiguousarray(frame[:height, :width]))
-    writer.close()
+    size, rate = f"{width}x{height}", str(world.env_steps_per_second)
+    raw = ["-f", "rawvideo", "-s", size, "-pix_fmt", "rgb24", "-r", rate, "-i", "-"]
+    coded = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "25", "-f", "mp4"]
+    content = np.ascontiguousarray(frames[:, :height, :width]).reshape(-1).data
+    with replacing(target) as fresh:
+        # not by imageio_ffmpeg.write_frames, which does not tell whether ffmpeg could write the file
+        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *raw, *coded, str(fresh)]
+        ended = subprocess.run(command, input=content, stderr=subprocess.PIPE)
+        if ended.returncode:
+            cause = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            cause = cause or f"ffmpeg ended with exit code {ended.returncode}"
+            raise RunFailed(f"{target} cannot be written: {cause}. Make room, or leave out --video.")
     write_strip(frames, target.parent / "frames.png")
     return target
 
