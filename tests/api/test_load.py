@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 import murmurate
 from murmurate.api.export import export_weights, largest_error
 from murmurate.cli.main import main
+from murmurate.errors import RunFailed
 from murmurate.training.restore import load_agent
 from smallest import smallest
 
@@ -378,6 +380,21 @@ def test_weights_and_checkpoints_are_as_readable_as_other_files(trained: MakeMod
     model.export(tmp_path / "weights.safetensors")
     files = [tmp_path / "weights.safetensors", *(model.folder / "checkpoints" / "last").iterdir()]
     assert {path.stat().st_mode for path in files} == {(tmp_path / "other").stat().st_mode}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt2"])
+def test_an_export_that_does_not_fit_on_the_disk_says_so(
+    suffix: str, trained: MakeModel, tmp_path: Path
+) -> None:
+    model = trained("cartpole-a2c")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(RunFailed, match=rf"net\{suffix} cannot be written: File too large"):
+            model.export(tmp_path / f"net{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_export_that_computes_something_else_is_found(trained: MakeModel) -> None:

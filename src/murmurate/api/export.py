@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.errors import MissingExtra, Refusal, RunFailed
-from murmurate.record.stored import in_usual_mode
 
 SUFFIXES = (".safetensors", ".pt2", ".onnx")
 _METADATA = "murmurate"
@@ -59,12 +59,11 @@ def check_path(path: Path) -> None:
 def export_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Exported:
     """Named tensors with ``metadata`` as JSON under the key "murmurate"."""
     from safetensors import safe_open
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with _replacing(path) as temporary:
-        with in_usual_mode(Path(temporary)):
-            save_file(contiguous, temporary, {_METADATA: json.dumps(metadata)})
+        Path(temporary).write_bytes(save(contiguous, {_METADATA: json.dumps(metadata)}))
         with safe_open(temporary, "pt") as file:
             if not all(torch.equal(file.get_tensor(name), tensor) for name, tensor in contiguous.items()):
                 raise RunFailed(f"{path} does not hold the weights that were written to it. Check the disk.")
@@ -79,7 +78,9 @@ def export_program(path: Path, program: Any, metadata: Mapping[str, Any]) -> Exp
     traced = _traced(program)
     with _replacing(path) as temporary:
         if path.suffix == ".pt2":
-            torch.export.save(traced, temporary, extra_files={f"{_METADATA}.json": json.dumps(metadata)})
+            content = io.BytesIO()  # torch ends the process where the disk is full
+            torch.export.save(traced, content, extra_files={f"{_METADATA}.json": json.dumps(metadata)})
+            Path(temporary).write_bytes(content.getbuffer())
             error = largest_error(program, _torch_function(temporary))
         else:
             _write_onnx(traced, program, temporary, metadata)
@@ -182,7 +183,7 @@ def _replacing(path: Path) -> Iterator[str]:
     """The name of a file that takes ``path``'s place at the end, if nothing is raised; where ``path`` is a
     link, the place of the file that it leads to.
 
-    Raises Refusal where it cannot be written.
+    Raises Refusal where no file can be made, RunFailed where its content cannot be written.
     """
     target = os.path.realpath(path)
     try:
@@ -191,8 +192,13 @@ def _replacing(path: Path) -> Iterator[str]:
         raise Refusal(f"{path} cannot be written: {error.strerror}. Choose another folder.") from error
     with folder as name:
         temporary = os.path.join(name, path.name)
-        yield temporary
-        os.replace(temporary, target)
+        try:
+            yield temporary
+            os.replace(temporary, target)
+        except OSError as error:
+            raise RunFailed(
+                f"{path} cannot be written: {error.strerror}. Choose another file, or make room."
+            ) from error
 
 
 @contextlib.contextmanager
