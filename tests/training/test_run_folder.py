@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from murmurate.cli.options import change
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.recipes import recipe
-from murmurate.record.stored import read_object, seal
+from murmurate.record.stored import read_object, replacing, seal
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
 from murmurate.training.run_folder import (
@@ -246,3 +246,9 @@ def test_roles_are_named_with_process_and_host(tmp_path: Path) -> None:
         {**here, "index": 1, "pid": os.getpid()},
         {**here, "role": "center", "index": 0, "pid": 12},
     ]
+
+
+def test_what_was_raised_is_said_where_the_new_file_cannot_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "file.new").mkdir()  # an unlink of it fails, as on a read-only disk
+    with pytest.raises(RunFailed, match="the cause"), replacing(tmp_path / "file"):
+        raise RunFailed("the cause")

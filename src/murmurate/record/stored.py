@@ -44,7 +44,8 @@ def replacing(path: Path, *, synced: bool = False) -> Iterator[Path]:
             sync(fresh)
         os.replace(fresh, path)
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only disk it would hide what was raised
+            fresh.unlink()
         raise
 
 
