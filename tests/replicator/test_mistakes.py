@@ -410,6 +410,16 @@ def test_a_resume_under_another_strategy_or_number_of_replicas_is_refused():
         torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("strategy", [Elastic(), DPSGD()], ids=lambda s: s.name)
+def test_states_without_that_of_their_centre_are_refused(strategy):
+    with pytest.raises(Refusal, match=f"under {strategy.name} the centre has a state of its own"):
+        loops(2 + strategy.centre, lambda loop: saved_states(loop, 1), strategy=strategy)
+    state = loops(1, lambda loop: saved_states(loop, 1))[0][-1]
+    earlier = {"optimizer 0": {k: v for k, v in state["optimizer 0"].items() if k != "run"}}
+    with pytest.raises(Refusal, match=r"Save agreed\(\), and load it into the model before wrapping"):
+        loops(2 + strategy.centre, lambda loop: resume(loop, earlier), strategy=strategy)
+
+
 @pytest.mark.parametrize("strategy", [AllReduce(), LocalSGD(period=2)])
 def test_a_resume_from_different_steps_is_refused(strategy):
     states = loops(2, lambda loop: saved_states(loop, 4), strategy=strategy)

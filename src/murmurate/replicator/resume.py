@@ -21,7 +21,8 @@ class ResumableLoop(LoopCollectives):
 
     def state(self) -> dict[str, Any]:
         """The state of all replicas and their strategies, by name: nested tensors and plain values, to be
-        saved."""
+        saved. Raises Refusal under a strategy with a centre: a run could not go on from it."""
+        self._refuse_centre()
         state = super().state()
         if self.parts.rank:
             return state
@@ -31,9 +32,11 @@ class ResumableLoop(LoopCollectives):
     def load(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` returned.
 
-        Raises Refusal, before any change, for a state of another strategy or number of replicas, or without
-        one of this script's replicas. States that do not name them were saved by earlier versions.
+        Raises Refusal, before any change, under a strategy with a centre, for a state of another strategy or
+        number of replicas, or without one of this script's replicas. States that do not name them were saved
+        by earlier versions.
         """
+        self._refuse_centre()
         own = {"strategy": self.strategy.name, "replicas": self.size}
         for name in self.bound_replicas:
             if name not in state:
@@ -46,6 +49,15 @@ class ResumableLoop(LoopCollectives):
                     "them, save agreed(), and load it into the model before wrapping."
                 )
         super().load(state)
+
+    def _refuse_centre(self) -> None:
+        # a new centre has the initial parameters, and would overwrite or pull back what the replicas load
+        if self.strategy.centre:
+            raise Refusal(
+                f"state() and load() are of replicas alone, and under {self.strategy.name} the centre has "
+                "a state of its own, without which the run cannot go on. Save agreed(), and load it into the "
+                "model before wrapping."
+            )
 
     def resumed(self) -> None:
         """To be called by all replicas when they have loaded their states, and before their first steps.
