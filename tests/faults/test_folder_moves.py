@@ -52,7 +52,7 @@ def test_a_removed_folder_ends_the_run_which_says_that_it_is_lost(tmp_path: Path
         assert re.search(f"{removed}|{full}", said), said
         assert "Traceback" not in said
         assert "The run is in" not in said
-    assert not command.folder.exists()
+    assert not command.folder.exists(), list(command.folder.rglob("*"))
     assert not gone.exists()
 
 

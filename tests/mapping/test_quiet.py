@@ -64,9 +64,10 @@ def test_a_signal_stops_the_measurement_and_not_only_its_run(program: str, numbe
 
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        before = len(psutil.Process(process.pid).children(recursive=True))
+        # the learner of the first run may still be ending
+        before = set(psutil.Process(process.pid).children(recursive=True))
         until(left, "a folder to write to")
-        until(lambda: len(psutil.Process(process.pid).children(recursive=True)) > before, "a learner")
+        until(lambda: set(psutil.Process(process.pid).children(recursive=True)) - before, "a learner")
         descendants = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         out, _ = process.communicate(timeout=DEADLINE_SECONDS)

@@ -454,6 +454,42 @@ def test_who_needs_no_replays_takes_the_newest_and_changes_nothing(tmp_path: Pat
     assert {path.name: path.read_bytes() for path in (tmp_path / "last").iterdir()} == before
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(fails: bool, tmp_path: Path) -> None:
+    """As by ``murmurate eval`` while the run goes on."""
+    checkpoint.commit(tmp_path, _save(tmp_path, 1), _about(1))
+
+    def read(path: Path) -> int:
+        mark = _mark(path)
+        if mark == 1:
+            checkpoint.commit(tmp_path, _save(tmp_path, 2), _about(2))
+            if fails:
+                raise Refusal("a part is missing")
+        return mark
+
+    assert checkpoint.undisturbed(tmp_path / "last", read) == 2
+    with pytest.raises(LookupError, match="of another kind"):
+        checkpoint.undisturbed(tmp_path / "last", _fails)
+
+
+def _fails(path: Path) -> None:
+    raise LookupError("of another kind")
+
+
+def test_the_newest_is_taken_also_if_it_is_replaced_while_it_is_checked(tmp_path: Path) -> None:
+    for mark in (1, 2):
+        checkpoint.commit(tmp_path, _save(tmp_path, mark), _about(mark))
+
+    def fits(path: Path) -> None:
+        if _mark(path) == 2:
+            checkpoint.commit(tmp_path, _save(tmp_path, 3), _about(3))
+            raise Refusal("a part is missing")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _mark(checkpoint.newest(tmp_path, fits)) == 3
+
+
 @pytest.mark.parametrize("point", range(12))
 def test_a_crash_after_going_on_from_the_previous_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int

@@ -19,7 +19,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
@@ -31,6 +31,8 @@ from murmurate.training.manifest import ranks as parts
 
 __all__ = ["lacks", "parts", "read_manifest"]
 _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READS = 3  # of a checkpoint that a run replaces meanwhile
+T = TypeVar("T")
 
 
 def write_part(
@@ -139,7 +141,10 @@ def keep_as_best(folder: Path, source: Path | None = None, **manifest_fields: An
     restore_best(folder)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(source or folder / "last", fresh, ignore=shutil.ignore_patterns("replay*"))
+        fresh.mkdir()  # not by ``copytree``, which would make a run folder anew that was removed meanwhile
+        for file in (source or folder / "last").iterdir():
+            if not file.name.startswith("replay"):
+                shutil.copy2(file, fresh / file.name)
         manifest = read_manifest(fresh)
         kept_parts = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
         _write_json(fresh / "state.json", {**manifest, "parts": kept_parts, **manifest_fields})
@@ -182,7 +187,7 @@ def newest(
     problems: list[str] = []
     for name in ("last", "previous"):
         candidate = folder / name
-        problem = damage(candidate, replays) or _unfit(candidate, fits)
+        problem = undisturbed(candidate, lambda path: damage(path, replays) or _unfit(path, fits))
         if problem is None:
             for earlier_problem in problems:
                 warnings.warn(f"{earlier_problem} Going on from {candidate} instead.", stacklevel=2)
@@ -221,6 +226,31 @@ def _set_replays_aside(checkpoint: Path) -> None:
     _write_json(checkpoint / "state.json", {**manifest, "parts": kept_parts})
     for path in checkpoint.glob("replay*"):
         path.rename(path.with_name(f"damaged-{path.name}"))
+
+
+def undisturbed(checkpoint: Path, read: Callable[[Path], T]) -> T:
+    """What ``read(checkpoint)`` returns or raises, of one checkpoint: if a run that goes on replaced it
+    meanwhile, it is read again."""
+    for _ in range(_READS - 1):
+        before = _identity(checkpoint)
+        try:
+            found = read(checkpoint)
+        except Exception:
+            if _identity(checkpoint) == before:
+                raise
+        else:
+            if _identity(checkpoint) == before:
+                return found
+    return read(checkpoint)
+
+
+def _identity(checkpoint: Path) -> tuple[int, int] | None:
+    """Differs between successive checkpoints of the same name; None if there is none."""
+    try:
+        status = (checkpoint / MANIFEST_NAME).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def set_aside(checkpoint: Path) -> None:

@@ -50,8 +50,7 @@ def load_agent(run: Run, folder: Path) -> Any:
     fingerprint = read_fingerprint(run_folder(folder))
     with refusing_misfits(folder):
         agent = run.learner.build(Context(run.world.spec(fingerprint), Replica, run.seed))
-        states = _states(folder, run.replicas)
-        values = _consensus_of(states, folder, run.replicas)
+        states, values = checkpoint.undisturbed(folder, lambda path: _read(path, run.replicas))
         for name, replica in agent.replicas.items():
             write_values(replica, values[name])
             # how much an agent explores may depend on its updates
@@ -65,12 +64,13 @@ def consensus(folder: Path, replicas: int) -> dict[str, dict[str, Tensor]]:
 
     replicas: number of replicas of its run. Raises Refusal for a part that is unreadable.
     """
-    return _consensus_of(_states(folder, replicas), folder, replicas)
+    return _read(folder, replicas)[1]
 
 
-def _states(folder: Path, replicas: int) -> list[dict[str, Any]]:
-    """The parts of the replicas in a checkpoint."""
-    return [checkpoint.read_part(folder, rank) for rank in learners(folder, replicas)]
+def _read(folder: Path, replicas: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Tensor]]]:
+    """The parts of the replicas in a checkpoint, and their consensus."""
+    states = [checkpoint.read_part(folder, rank) for rank in learners(folder, replicas)]
+    return states, _consensus_of(states, folder, replicas)
 
 
 def _consensus_of(
@@ -102,7 +102,9 @@ def initial_values(run: Run) -> dict[str, dict[str, Tensor]]:
         raise Refusal(f"{folder} is no folder of a run with checkpoints, so --initial cannot start from it.")
     newest = checkpoint.newest(folder / "checkpoints", replays=False)
     with refusing_misfits(newest):
-        return consensus(newest, int(checkpoint.read_manifest(newest)["replicas"]))
+        return checkpoint.undisturbed(
+            newest, lambda path: consensus(path, int(checkpoint.read_manifest(path)["replicas"]))
+        )
 
 
 def replicator_of(run: Run, fabric: Fabric, starts_anew: bool = True) -> Replicator:
