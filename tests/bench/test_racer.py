@@ -1,5 +1,6 @@
 """Racers: whose CPU seconds are counted, when they run, and that none is left."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -133,10 +134,11 @@ sys.exit(main(["bench", "relaxed-loop", "--json"]))
         ),
     ],
 )
-def test_a_bench_that_is_ended_ends_its_racers(number: int, code: int) -> None:
+def test_a_bench_that_is_ended_ends_its_racers(number: int, code: int, tmp_path: Path) -> None:
     """One that is stopped is hung up on by the kernel; it is the one that runs that would go on."""
     bench = psutil.Popen(
         [sys.executable, "-c", _BENCH_OF_SLEEPERS],
+        env=os.environ | {"TMPDIR": str(tmp_path)},  # a killed one removes nothing
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -1,14 +1,19 @@
-"""How the launcher learns of a worker's end."""
+"""How the launcher learns of a worker's end, and that none is left."""
 
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import subprocess
 from multiprocessing import Pipe
+from multiprocessing.context import ForkServerProcess
 from types import SimpleNamespace
 
-from murmurate.fabric.processes.spawn import DIED, WorkerProcess
+import psutil
+import pytest
+
+from murmurate.fabric.processes.spawn import DIED, Worker, WorkerProcess, WorkerProcesses, take_signals
 
 
 def test_a_worker_that_dies_while_it_reports_is_dead() -> None:
@@ -24,3 +29,24 @@ def test_a_worker_that_dies_while_it_reports_is_dead() -> None:
         assert worker.exit is not None
         assert (worker.exit.how, worker.exit.error) == (DIED, "SIGKILL")
         worker.close()
+
+
+def test_ctrl_c_while_a_worker_is_started_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server has forked it by then, and only the launcher ends it."""
+    started: list[int] = []
+    start = ForkServerProcess.start
+
+    def interrupted(process: ForkServerProcess) -> None:
+        start(process)
+        started.append(process.pid or 0)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ForkServerProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), WorkerProcesses(1) as workers:
+        workers.start(0, take_signals_and_pause)
+    assert not psutil.pid_exists(started[0])
+
+
+def take_signals_and_pause(worker: Worker) -> None:
+    take_signals()
+    signal.pause()

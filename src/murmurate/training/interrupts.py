@@ -112,23 +112,6 @@ def signals_restored() -> Iterator[None]:
                 signal.signal(number, earlier or signal.SIG_DFL)
 
 
-@contextmanager
-def signals_deferred() -> Iterator[None]:
-    """Meanwhile SIGINT and SIGTERM wait: what a handler raises within a library's call may be lost in it."""
-    if threading.current_thread() is not threading.main_thread():  # only the main one runs handlers
-        yield
-        return
-    received: list[int] = []
-    handlers = {n: signal.signal(n, lambda number, _: received.append(number)) for n in _SIGNALS}
-    try:
-        yield
-    finally:
-        for name, handler in handlers.items():
-            signal.signal(name, handler or signal.SIG_DFL)
-        for number in received:
-            signal.raise_signal(number)
-
-
 def _install(handle: Callable[[int], None]) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)

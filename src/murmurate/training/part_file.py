@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from murmurate.errors import Refusal
+from murmurate.fabric.processes.deferred_signals import signals_deferred
 from murmurate.record.stored import UNSOUND, in_usual_mode, parse, replacing
 from murmurate.replay.interface import Chunk
-from murmurate.training.interrupts import signals_deferred
 
 _TENSOR = "<tensor>"
 _LARGE_BYTES = 64 * 2**20  # larger tensors (a replay's images) are written without a copy

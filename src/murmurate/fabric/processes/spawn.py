@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from murmurate.fabric.interface import Fabric
+from murmurate.fabric.processes.deferred_signals import signals_deferred
 from murmurate.fabric.processes.fork_server import (
     PRELOADED_BY_RUNS,
     REPORT_SECONDS,
@@ -228,9 +229,10 @@ class WorkerProcesses:
             args=(packed, rank, self.size, self.memory_file, theirs, start_method),
             name=f"murmurate-replica-{rank}",
         )
-        process.start()
+        with signals_deferred():  # a Ctrl-C between the two would leave a process that nothing ends
+            process.start()
+            self.by_rank[rank] = WorkerProcess(rank, process, ours, joins)
         theirs.close()
-        self.by_rank[rank] = WorkerProcess(rank, process, ours, joins)
 
     @property
     def alive(self) -> list[WorkerProcess]:
