@@ -130,7 +130,10 @@ sys.exit(main(["bench", "relaxed-loop", "--json"]))
         (signal.SIGTERM, 128 + signal.SIGTERM),
         pytest.param(
             *(signal.SIGKILL, -signal.SIGKILL),
-            marks=pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv"),
+            marks=pytest.mark.skipif(
+                not shutil.which("setpriv"),
+                reason="there is no setpriv (of util-linux) here",
+            ),
         ),
     ],
 )

@@ -41,7 +41,7 @@ class FaultInjector:
         if cluster.partition:
             start, end, share = cluster.partition
             # not all members, or no link would be cut
-            island = frozenset(range(max(1, min(round(share * replicas), self._monitor.run.members - 1))))
+            island = frozenset(range(max(1, min(round(share * replicas), monitor.run.members - 1))))
             fabric.cut(Partition(start_seconds=start, end_seconds=end, island=island))
             message = f"{len(island)} replicas are cut off from the rest until {end:g} s"
             fabric.at(start, lambda: monitor.event("partition", message) if monitor.running else None)

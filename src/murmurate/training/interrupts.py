@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from murmurate.fabric.processes.deferred_signals import STOPPING
+
 # A scheduler's SIGTERM may reach a process twice: from the scheduler, which signals all processes of a job,
 # and from torchrun, which passes it on.
 REPEATED_WITHIN_SECONDS = 5.0
@@ -102,7 +103,7 @@ def signals_restored() -> Iterator[None]:
 
     Torch elastic sends SIGTERM as soon as a rank fails; rank 0 must still report and record that failure.
     """
-    earlier_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    earlier_handlers = {number: signal.getsignal(number) for number in STOPPING}
     try:
         with hangup_terminates():
             yield
@@ -117,5 +118,5 @@ def _install(handle: Callable[[int], None]) -> None:
         handle(number)
 
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
-        for number in _SIGNALS:
+        for number in STOPPING:
             signal.signal(number, handler)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM)  # the signals by which users and schedulers stop a process
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def signals_deferred() -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    handlers = {n: signal.signal(n, lambda number, _: received.append(number)) for n in _SIGNALS}
+    handlers = {n: signal.signal(n, lambda number, _: received.append(number)) for n in STOPPING}
     try:
         yield
     finally:
