@@ -130,6 +130,35 @@ def test_a_server_that_others_live_under_is_not_ended() -> None:
     assert asked("--seed", "1", used="1")["running"] is True
 
 
+_COLLECTS = """
+import gc, os, threading, time
+from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server, fork_server
+if "threads" in os.environ:
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+def ask():
+    print(gc.isenabled(), gc.get_freeze_count() > 100_000, flush=True)
+if __name__ == "__main__":
+    begin_fork_server([])
+    process = fork_server().Process(target=ask)
+    process.start()
+    process.join()
+    print(gc.isenabled())
+    end_fork_server()
+"""
+
+
+@pytest.mark.parametrize("environment", [{}, {"threads": "1"}], ids=["forked", "interpreter"])
+def test_workers_collect_garbage_but_not_among_what_the_server_imported(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "collects.py").write_text(_COLLECTS)
+    command = [sys.executable, str(tmp_path / "collects.py")]
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "True True\nTrue\n", done.stderr
+
+
 _TRAINED = """
 import sys
 from murmurate.cli.main import main

@@ -7,6 +7,7 @@ Elsewhere the server is a new interpreter.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -133,8 +134,13 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
     try:
         resource_tracker.ensure_running()
         if forks:
-            for module in preload:
-                importlib.import_module(module)
+            gc.disable()  # as in socket_folder
+            try:
+                for module in preload:
+                    importlib.import_module(module)
+            finally:
+                gc.enable()
+            gc.freeze()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         if multiprocessing.parent_process() is None:  # else the folder is the parent's, which still needs it
             os.environ[socket_folder.VARIABLE] = get_temp_dir()
