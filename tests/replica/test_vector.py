@@ -85,6 +85,18 @@ def test_frozen_parameters_stay_outside_whatever_their_dtype():
     assert same(dict(net[0].state_dict()), dict(before))
 
 
+def test_frozen_parameters_compute_in_the_low_precision_that_their_names_ask_for():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
+    net[0].requires_grad_(False)
+    net.register_parameter("count", nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False))
+    replica = Replica("net", net, sgd, compute_dtype=torch.bfloat16, in_compute=lambda name: name[0] in "01c")
+    kinds = [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert [layer.weight.dtype for layer in net[:3]] == kinds
+    assert net.count.dtype == torch.int64
+    loss = net[2](net[:2](torch.ones(1, 2, dtype=torch.bfloat16)).float()).sum()
+    assert replica.descend(loss).round == 1
+
+
 def test_a_state_has_frozen_parameters_as_it_has_buffers():
     def made():
         net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from murmurate.nets.precision import faster_precision, lower_frozen
+from murmurate.nets.precision import faster_precision
 from murmurate.nets.torso import AUTO, usual_torso
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -54,8 +54,6 @@ def replicated(
     def in_compute(name: str) -> bool:
         return name.startswith(("torso.", "value_torso."))
 
-    if config.precision == "bfloat16":
-        lower_frozen(net, in_compute)
     return context.replicate(
         config.name,
         net,

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.d4pg import PixelEncoder
 from murmurate.nets.passes import Passes
-from murmurate.nets.precision import lower_frozen
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -53,8 +52,6 @@ def replicate(
     """A replica with Adam. use_bfloat16: whether products between hidden layers, and the torsos of images,
     are computed in bfloat16."""
     bfloat16_names = _between_hidden_layers(module) | _in_torsos(module)
-    if use_bfloat16:
-        lower_frozen(module, bfloat16_names.__contains__)
     return context.replicate(
         name,
         module,

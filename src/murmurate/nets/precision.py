@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
 from typing import Any, Final, Literal, TypeVar
 
 import torch
@@ -82,11 +81,3 @@ def _product_seconds() -> dict[torch.dtype, float]:
                 torch.mm(factor, factor)
                 least[dtype] = min(least[dtype], time.perf_counter() - start)
     return least
-
-
-def lower_frozen(module: nn.Module, in_compute: Callable[[str], bool]) -> None:
-    """Round the frozen parameters whose names ``in_compute`` accepts to bfloat16, as they are factors of the
-    same products as the others; a ``Replica`` has copies of those that are learned alone."""
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad and in_compute(name):
-            parameter.data = parameter.data.bfloat16()

@@ -143,6 +143,14 @@ def check_views(
                 )
 
 
+def lower_frozen(module: nn.Module, in_compute: Callable[[str], bool], dtype: torch.dtype) -> None:
+    """Round the frozen parameters whose names ``in_compute`` accepts to ``dtype``, as they are factors of the
+    same products as those that are learned."""
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad and parameter.is_floating_point() and in_compute(name):
+            parameter.data = parameter.data.to(dtype)
+
+
 def disable_rnn_flattening(module: nn.Module) -> None:
     """Prevent cuDNN's weight flattening, which would move recurrent weights out of the vector."""
     for inner in module.modules():

@@ -18,6 +18,7 @@ from murmurate.replica.layout import (
     disable_rnn_flattening,
     grouping,
     lay_out,
+    lower_frozen,
     merge,
     place_of,
     refuse_late_hooks,
@@ -66,7 +67,7 @@ class Replica:
         schedule: factor on every group's initial learning rate as a function of ``steps_taken()``.
         compute_dtype: if given (``torch.bfloat16``), parameters whose names ``in_compute`` accepts are views
             of a copy in that dtype, refreshed after every step, and have no ``grad`` of their own; the
-            vector stays float32.
+            vector stays float32. Frozen parameters with such names are rounded.
         shape_aware: give the optimizer the parameters themselves instead of the vector (LAMB, Muon,
             Adafactor); replicas still exchange the vector.
 
@@ -126,9 +127,9 @@ class Replica:
         self._gradient_views = [view(self._storage_grad, part) for part in self.slices]
         self._compute_parts = [p for p in self.slices if compute_dtype and in_compute(p.name)]
         self._low_precision = None
-        if self._compute_parts:
+        if compute_dtype is not None:
             self._low_precision = self._storage.new_empty(total, dtype=compute_dtype)
-        self._low_precision_slices = merge(self._compute_parts)
+            lower_frozen(module, in_compute, compute_dtype)
         self.shape_aware = shape_aware
         self.params = nn.Parameter(self._storage)
         self.params.grad = self._storage_grad
@@ -193,7 +194,7 @@ class Replica:
     def reload(self) -> None:
         """Copy the vector to the low-precision copy, if there is one."""
         if self._low_precision is not None:
-            for start, stop in self._low_precision_slices:
+            for start, stop in merge(self._compute_parts):
                 self._low_precision[start:stop].copy_(self._storage[start:stop])
 
     def rebind(self, storage: Tensor, optimizer_state: Callable[[str, Tensor], Tensor] | None = None) -> None:
@@ -381,8 +382,7 @@ class Replica:
 
     @torch.no_grad()
     def rewritten(self) -> None:
-        """To be called after the vector was overwritten by other means than a step, for example with the best
-        parameters of a fit: some strategies have a vector of their own, which must follow."""
+        """To be called after other means than a step wrote the vector: strategies may keep one of theirs."""
         self.on_rewrite()
         self.reload()
 
