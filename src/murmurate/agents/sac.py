@@ -47,7 +47,7 @@ class SAC(LearnerConfig):
         strategies with common rounds those that are due in a round are made together at its end. polyak:
         share of the way of a move; 1 copies.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
-    limited to +-10.
+        limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is
         bfloat16 where the device is faster in it.
     """
