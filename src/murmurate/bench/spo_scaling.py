@@ -29,7 +29,7 @@ from murmurate.spec import Batch, EnvSpec, usable_cores
 from murmurate.strategies.local_sgd import LocalSGD
 
 NAME = "spo-scaling"
-SUMMARY = "seconds per update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
+SUMMARY = "seconds per update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.5 and 5.6"
 
 _SPEC = EnvSpec("seventeen numbers", (17,), torch.float32, actions=6)
 _NO_MEAN = 10_000  # a period that is longer than any measurement
@@ -98,7 +98,7 @@ def _periods(plan: SPOScalingPlan, learners: int) -> tuple[int, ...]:
 
 
 def _case(by_learner: list[dict[str, Any]], period: int) -> _Case:
-    """The slowest learner's costs, as the others wait for it."""
+    """The case of the slowest learner, as the others wait for it."""
     costs = max((BatchCosts(**learner["parts"]) for learner in by_learner), key=lambda cost: cost.total)
     average = max(learner["mean"] for learner in by_learner)
     measured = max(learner["updates"][period] for learner in by_learner)
@@ -136,7 +136,7 @@ def _row(
 
 def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
     """What one learner measures in a round, in seconds: the ``parts`` of an update, a ``mean`` of the
-    parameters, and ``updates`` by period. seed: also the order of the periods, as whatever slows down the
+    parameters, and ``updates`` by period. seed: of the order of the periods, as whatever slows down the
     machine for some seconds must not hit the same period in every round."""
     size = plan.batch // fabric.size
     alone = _learner(fabric, _NO_MEAN, size, plan)

@@ -27,7 +27,7 @@ class SynchronousGossip(Strategy):
     """Update; every ``period`` (tau) updates each member draws a peer, and waits for the round's messages.
 
     period: tau, updates between two rounds. seed: seed of the draws, the same in all members.
-    deadline_seconds: longest time for the wait for a round's messages.
+    deadline_seconds: longest wait for a round's messages, and for space in a peer's queue.
     direction: ``pull``: i mixes in the vector of the j that it drew (eq. 3.10); ``push``: i sends its vector
         to j, which averages all that it received (Algorithm 6).
     mixing: beta; None is 0.5 for pull; for push it averages the own and the k received vectors, 1/(1 + k)
