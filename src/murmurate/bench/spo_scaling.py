@@ -145,7 +145,8 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
     channel = fabric.channel("mean", alone[0].replica.params.detach())
     vector = alone[0].replica.params.detach().clone()
     ready.mean_(torch.zeros(1))
-    parts = _parts(*alone, size, plan.turns // 2)
+    half = math.ceil(plan.turns / 2)
+    parts = _parts(*alone, size, half)
     ready.mean_(torch.zeros(1))
     mean = _mean_seconds(lambda: channel.mean_(vector), plan.turns) if fabric.size > 1 else 0.0
     updates = {}
@@ -155,7 +156,7 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
         turns = math.ceil(plan.turns / period) * period
         updates[period] = _mean_seconds(lambda: _update(agent, replay, size), turns)  # noqa: B023
     ready.mean_(torch.zeros(1))
-    again = _parts(*alone, size, plan.turns // 2)  # before and after, for a machine that changes meanwhile
+    again = _parts(*alone, size, half)  # before and after, for a machine that changes meanwhile
     return {
         "parts": {name: (parts[name] + again[name]) / 2 for name in parts},
         "mean": mean,
