@@ -141,12 +141,13 @@ class SynchronousGossip(Strategy):
                 message = channel.receive(_TAG)
                 if message is None:
                     senders = [j for j in senders if j not in dead]
+                    missing = [j for j in missing if j not in dead]
                     waited_seconds += 0.05
             if message is not None and message.note == self._rounds:
                 received[message.sender] = message
             elif message is not None and message.note > self._rounds:
                 self._early.append(message)
-            if waited_seconds > self.deadline_seconds:
+            if missing and waited_seconds > self.deadline_seconds:
                 raise FabricError(
                     f"rank {channel.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
                     f"{self._rounds} of gossip. They are alive but silent: look at their logs or output."
