@@ -279,7 +279,7 @@ def _key(name: bytes) -> tuple[bytes, bytes]:
 
 
 def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
-    """(offset, size, label) of a sample's image. files: its members by suffix."""
+    """(offset, size, label) of a sample's image. files: its members by suffix. Raises ImageError."""
     image = next((file for kind, file in files.items() if b"." + kind in _IMAGES), None)
     if image is None:
         names = b", ".join(files).decode("utf-8", "backslashreplace")
