@@ -38,7 +38,7 @@ _NOT_SCALARS = frozenset(
 
 class TensorBoard:
     """Writes ``<folder>/replica-<i>/events.out.tfevents.*``, and ``<folder>/launcher/...`` for records of no
-    replica, such as events and a centre's records.
+    replica: the launcher's events, a centre's records, and evaluations.
 
     Event files of an earlier start of the same run are removed: ``metrics.jsonl`` is canonical and its
     ``Tail`` begins with the whole history, so no point after the checkpoint survives a resume.
