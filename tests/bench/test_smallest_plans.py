@@ -37,7 +37,7 @@ def only(*strategies: str) -> Callable[[], tuple[str, ...]]:
 
 
 def test_spo_scaling_predicts_every_case() -> None:
-    plan = spo_scaling.SPOScalingPlan(batch=16, hidden=8, learners=(1, 2), periods=(1, 5), rounds=2, turns=6)
+    plan = spo_scaling.SPOScalingPlan(batch=16, hidden=8, learners=(1, 2), periods=(1, 5), rounds=2, turns=1)
     result = spo_scaling.measure(plan, SILENT)
     assert [(row["learners"], row["period"]) for row in result["rows"]] == [(1, 1), (2, 1), (2, 5)]
     for row in result["rows"]:

@@ -167,6 +167,13 @@ def test_a_silent_member_is_named_at_the_deadline():
         SimulatedFabric(2, seed=0).run([role, silent])
 
 
+def test_a_member_that_is_found_dead_at_the_deadline_is_not_waited_for():
+    strategy = SynchronousGossip(deadline_seconds=0.04)  # less than one poll
+    (path, _), dead = played(strategy, [[1, 0]], [[0, 0]], [0.0, 0.0], crashes={1: 3})
+    assert isinstance(dead, Crashed)
+    assert path == [(0.0, 1, 1, 0)]
+
+
 def test_a_member_that_does_not_read_is_named_too():
     def deaf(own_fabric):
         Replicator(SynchronousGossip(), own_fabric).replicate(

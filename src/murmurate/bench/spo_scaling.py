@@ -29,7 +29,7 @@ from murmurate.spec import Batch, EnvSpec, usable_cores
 from murmurate.strategies.local_sgd import LocalSGD
 
 NAME = "spo-scaling"
-SUMMARY = "seconds per update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
+SUMMARY = "seconds per update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.5 and 5.6"
 
 _SPEC = EnvSpec("seventeen numbers", (17,), torch.float32, actions=6)
 _NO_MEAN = 10_000  # a period that is longer than any measurement
@@ -98,7 +98,7 @@ def _periods(plan: SPOScalingPlan, learners: int) -> tuple[int, ...]:
 
 
 def _case(by_learner: list[dict[str, Any]], period: int) -> _Case:
-    """The slowest learner's costs, as the others wait for it."""
+    """The case of the slowest learner, as the others wait for it."""
     costs = max((BatchCosts(**learner["parts"]) for learner in by_learner), key=lambda cost: cost.total)
     average = max(learner["mean"] for learner in by_learner)
     measured = max(learner["updates"][period] for learner in by_learner)
@@ -136,7 +136,7 @@ def _row(
 
 def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
     """What one learner measures in a round, in seconds: the ``parts`` of an update, a ``mean`` of the
-    parameters, and ``updates`` by period. seed: also the order of the periods, as whatever slows down the
+    parameters, and ``updates`` by period. seed: of the order of the periods, as whatever slows down the
     machine for some seconds must not hit the same period in every round."""
     size = plan.batch // fabric.size
     alone = _learner(fabric, _NO_MEAN, size, plan)
@@ -145,7 +145,8 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
     channel = fabric.channel("mean", alone[0].replica.params.detach())
     vector = alone[0].replica.params.detach().clone()
     ready.mean_(torch.zeros(1))
-    parts = _parts(*alone, size, plan.turns // 2)
+    half = math.ceil(plan.turns / 2)
+    parts = _parts(*alone, size, half)
     ready.mean_(torch.zeros(1))
     mean = _mean_seconds(lambda: channel.mean_(vector), plan.turns) if fabric.size > 1 else 0.0
     updates = {}
@@ -155,7 +156,7 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
         turns = math.ceil(plan.turns / period) * period
         updates[period] = _mean_seconds(lambda: _update(agent, replay, size), turns)  # noqa: B023
     ready.mean_(torch.zeros(1))
-    again = _parts(*alone, size, plan.turns // 2)  # before and after, for a machine that changes meanwhile
+    again = _parts(*alone, size, half)  # before and after, for a machine that changes meanwhile
     return {
         "parts": {name: (parts[name] + again[name]) / 2 for name in parts},
         "mean": mean,

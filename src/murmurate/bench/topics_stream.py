@@ -28,11 +28,11 @@ _POLL_SECONDS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class StreamPlan:
-    """The defaults are the sizes of NYTimes in the UCI repository. replicas: number of processes that share
-    one lambda.
+    """The defaults are the sizes of NYTimes in the UCI repository.
 
     documents: number of documents of the generated corpus. vocabulary: number of words of its vocabulary.
-    mean_length: mean number of words of a document. topics: number of topics K.
+    mean_length: mean number of words of a document. topics: number of topics K. replicas: number of processes
+    that share one lambda.
     """
 
     documents: PositiveInt = 300_000

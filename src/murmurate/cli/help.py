@@ -108,7 +108,7 @@ def add_fields(parser: argparse.ArgumentParser, fields: Fields) -> None:
 
 
 def _sort_key(option: Option) -> int:
-    """Fields of the config itself first, then its parts in the order of ``_TITLES``."""
+    """Fields of the config itself and of parts without a title first, then the parts in ``_TITLES``."""
     parts = list(_TITLES)
     return parts.index(option.path[0]) if len(option.path) > 1 and option.path[0] in parts else -1
 

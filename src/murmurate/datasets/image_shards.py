@@ -74,7 +74,8 @@ class ShardsWorld(ImageWorld):
 
     def load(self) -> ImageData:
         """The index of all images; its digest is of the shards' names, and of the places and labels of the
-        images in them. Raises Refusal for shards that are missing or damaged."""
+        images in them. Raises Refusal for shards that are missing, or damaged without ``skip_bad``, and for
+        images without a valid label."""
         check_sizes(self.size, self.shortest)
         if not self.path:
             raise Refusal("say where the shards are: --world.path 'train-{000000..000146}.tar'.")
@@ -96,7 +97,7 @@ class ShardsWorld(ImageWorld):
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
     """The images in tar files (``EncodedImages``). shards: [n], index in ``paths`` of each image's tar file.
-    offsets, sizes: [n], where its bytes are in that file."""
+    offsets, sizes: [n], where its bytes are in that file. labels: [n]."""
 
     paths: tuple[str, ...]
     shards: NDArray[np.int64]
@@ -119,7 +120,7 @@ class ShardIndex:
 
 
 def _absolute(pattern: str) -> str:
-    """``pattern`` with absolute paths. A list at its beginning may hold some: ``{/data1,/data2}/a.tar``."""
+    """``pattern`` with absolute paths; it may begin with a list of them: ``{/data1,/data2}/a.tar``."""
     beginning = _BRACES.match(pattern)
     if beginning is None or not any(os.path.isabs(path) for path in beginning[1].split(",")):
         return os.path.abspath(pattern)
@@ -129,7 +130,7 @@ def _absolute(pattern: str) -> str:
 
 def expand(pattern: str) -> list[str]:
     """The paths of a pattern with ``{000000..000146}`` and ``{a,b}``; in place of a folder its tar files,
-    sorted. Raises Refusal for an invalid range, and for a folder without a tar file."""
+    sorted. Raises Refusal for an invalid range, a * or ?, too many files, and a folder without a tar file."""
     if Path(pattern).is_dir():
         return _tar_files(pattern)
     if set("*?") & set(pattern) and not Path(pattern).exists():
@@ -220,8 +221,8 @@ def _index(pattern: str, skip_bad: bool, skipped: Counter[str]) -> ShardIndex:
 
 
 def _samples(path: Path, skip_bad: bool, skipped: Counter[str]) -> Iterator[tuple[int, int, int]]:
-    """(offset, size, label) of each image of a tar file. If it is damaged, raises TarError after the images
-    before the damage."""
+    """(offset, size, label) of each image of a tar file. Raises TarError for a damaged file, after the images
+    before the damage; unless ``skip_bad``, Refusal for an invalid sample."""
     damage: list[TarError] = []
     found = (file for file in _until_damage(path, damage) if not _is_clutter(file.name))
     for key, files in itertools.groupby(found, lambda member: _key(member.name)[0]):
@@ -271,14 +272,14 @@ def _until_damage(path: Path, damage: list[TarError]) -> Iterator[Member]:
 
 
 def _key(name: bytes) -> tuple[bytes, bytes]:
-    """(key, suffix) of a member: its path up to the first dot of its name, and what follows the dot."""
+    """(key, suffix) of a member: its path up to the first dot of its name, and the rest in lower case."""
     folder, slash, file = name.rpartition(b"/")
     key, _, suffix = file.partition(b".")
     return folder + slash + key, suffix.lower()
 
 
 def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
-    """(offset, size, label) of a sample's image. files: its members by suffix."""
+    """(offset, size, label) of a sample's image. files: its members by suffix. Raises ImageError."""
     image = next((file for kind, file in files.items() if b"." + kind in _IMAGES), None)
     if image is None:
         names = b", ".join(files).decode("utf-8", "backslashreplace")

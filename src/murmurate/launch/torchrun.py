@@ -72,7 +72,7 @@ class Torchrun(Launcher):
         return elastic_ranks()
 
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
-        """Also raises Refusal if a rank does not register."""
+        """Also raises Refusal if a rank does not register, or has another secret."""
         elastic = elastic_ranks()
         all_share = elastic.gather()
         started_at = time.monotonic()
@@ -139,7 +139,8 @@ class _OwnRole:
 
 def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
     """Poll members and coordinator until every member has saved its part of the last checkpoint. Raises
-    RunFailed, or Refusal, if a member ends before."""
+    RunFailed, or Refusal, if a member ends before; RunFailed if one is silent, or stops too late.
+    """
     run_state = host.run_state
     ending = shutdown.Shutdown(coordinator)
     heartbeats = HeartbeatMonitor(coordinator, replaceable=False)
@@ -264,7 +265,7 @@ class ElasticRanks(Rendezvous):
 
 @functools.cache
 def elastic_ranks() -> ElasticRanks:
-    """This process among the ranks. Raises Refusal."""
+    """This process among the ranks. Raises Refusal without a rank, and if the store cannot be used."""
     return ElasticRanks(Environment.read(os.environ))
 
 

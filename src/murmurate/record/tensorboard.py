@@ -1,4 +1,5 @@
-"""TensorBoard events from a run's records: a writer for each replica, with its own env steps as the step."""
+"""TensorBoard events from a run's records: a writer for each replica, with its own env steps as the step, and
+one for all other records."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _NOT_SCALARS = frozenset(
 
 
 class TensorBoard:
-    """Writes ``<folder>/replica-<i>/events.out.tfevents.*`` and ``<folder>/launcher/...`` for the launcher.
+    """Writes ``<folder>/replica-<i>/events.out.tfevents.*``, and ``<folder>/launcher/...`` for records of no
+    replica: the launcher's events, a centre's records, and evaluations.
 
     Event files of an earlier start of the same run are removed: ``metrics.jsonl`` is canonical and its
     ``Tail`` begins with the whole history, so no point after the checkpoint survives a resume.

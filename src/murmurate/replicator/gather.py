@@ -138,7 +138,8 @@ def _unpack(message: Tensor) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def _must_match(header: dict[str, Any]) -> tuple[Any, ...]:
-    """The part of a header that must be the same on all members: all but the first dimension of a gather."""
+    """The part of a header that must be the same on all members: all but whether a gradient is wanted, and
+    the first dimension of tensors that are gathered."""
     is_gather = header["call"].startswith("gather")
     return (
         header["call"],

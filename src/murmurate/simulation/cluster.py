@@ -41,10 +41,10 @@ class Cluster:
         spread of its logarithm); ``straggler:0.01,4`` (replica 0 takes 4 times as long); ``sleeper:0.01,3``
         (replica 0 sleeps 3 of its step times after each step); ``trace:FILE`` (numbers, or a run folder).
     network: ``latency=`` seconds, ``bandwidth=`` bytes a second of each port, ``spread=`` of the logarithm of
-        a message's time, ``trace=FILE`` of measured latencies, ``handling=`` seconds that a core needs for
-        each message and ``handling-bandwidth=`` bytes a second that it handles, ``resend=`` seconds after
-        which a lost message is sent again, ``collective=`` ring, tree or fastest, ``ports=no`` for ports that
-        carry any number of messages at once.
+        a message's time, ``trace=FILE`` of measured latencies in seconds, ``handling=`` seconds that a core
+        needs for each message and ``handling-bandwidth=`` bytes a second that it handles, ``resend=`` seconds
+        after which a lost message is sent again, ``collective=`` ring, tree or fastest, ``ports=no`` for
+        ports that carry any number of messages at once.
     loss: share of messages that are lost.
     crash_every_seconds: mean time between crashes, each of a replica drawn from the living.
     restart_after_seconds: how long a crashed replica stays away; none: for ever.
@@ -90,8 +90,8 @@ class Cluster:
             raise Refusal(f"late_join is {self.late_join}; it is a share and seconds. Use --late-join 0.1,3.")
 
     def compute_model(self) -> Compute:
-        """The model of ``compute``. Raises Refusal for an unknown model, and for a trace that cannot be
-        read."""
+        """The model of ``compute``. Raises Refusal for an unknown model, invalid numbers, and a trace that
+        cannot be read."""
         name, _, rest = self.compute.partition(":")
         try:
             numbers = _read_trace(Path(rest)) if name == "trace" else tuple(map(float, rest.split(",")))

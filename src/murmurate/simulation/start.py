@@ -194,7 +194,8 @@ class Simulation:
         return SimulatedLearner(self.run, member, steps, incarnation, trace_schedule)
 
     def _early_trace_schedule(self) -> TraceSchedule:
-        """When spans are recorded: a few steps each, after five typical steps and at growing intervals."""
+        """When spans are recorded: in bursts of 20 steps, the first after five typical steps, then at growing
+        intervals."""
         rank = self.run.replicas - 1  # the straggler is rank 0
         steps = self._compute.steps(rank, np.random.default_rng(0))
         typical_seconds = statistics.median(sum(next(steps)) for _ in range(100))

@@ -97,7 +97,7 @@ class ShardCounts:
 
 
 def send_state(connection: Connection, state: Any) -> None:
-    """Send a nested state; its tensors are sent from their own memory, without a copy."""
+    """Send a nested state; contiguous tensors on the CPU are sent from their own memory, without a copy."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     _TensorPickler(pickled, protocol=5, buffer_callback=buffers.append).dump(state)

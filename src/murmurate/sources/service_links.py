@@ -29,7 +29,8 @@ class DrawRequest(NamedTuple):
 
     number: number of the slot's draw. error_bits: a bit for each batch of the slot's previous block; if it is
     set, the shard first updates its priorities by the errors of the rows that it drew for that batch. beta,
-    alpha: exponents; a negative alpha leaves the shard's alpha unchanged."""
+    alpha: exponents; a negative alpha leaves the shard's alpha unchanged.
+    """
 
     slot: int
     part: int
@@ -127,7 +128,7 @@ def read_hello(message: bytes) -> tuple[Stream, SlotLayout]:
 
 def accept(link: socket.socket) -> BatchSlots:
     """The slots of a new connection. Raises BlockingIOError before its hello has arrived, and another
-    OSError if the sampler has ended or is of another user."""
+    OSError if the sampler has ended, is of another user, or sends anything but a valid hello."""
     peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     if _CREDENTIALS.unpack(peer)[1] != os.getuid():
         raise PermissionError("a process of another user")

@@ -27,7 +27,7 @@ class SynchronousGossip(Strategy):
     """Update; every ``period`` (tau) updates each member draws a peer, and waits for the round's messages.
 
     period: tau, updates between two rounds. seed: seed of the draws, the same in all members.
-    deadline_seconds: longest time for the wait for a round's messages.
+    deadline_seconds: longest wait for a round's messages, and for space in a peer's queue.
     direction: ``pull``: i mixes in the vector of the j that it drew (eq. 3.10); ``push``: i sends its vector
         to j, which averages all that it received (Algorithm 6).
     mixing: beta; None is 0.5 for pull; for push it averages the own and the k received vectors, 1/(1 + k)
@@ -141,12 +141,13 @@ class SynchronousGossip(Strategy):
                 message = channel.receive(_TAG)
                 if message is None:
                     senders = [j for j in senders if j not in dead]
+                    missing = [j for j in missing if j not in dead]
                     waited_seconds += 0.05
             if message is not None and message.note == self._rounds:
                 received[message.sender] = message
             elif message is not None and message.note > self._rounds:
                 self._early.append(message)
-            if waited_seconds > self.deadline_seconds:
+            if missing and waited_seconds > self.deadline_seconds:
                 raise FabricError(
                     f"rank {channel.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
                     f"{self._rounds} of gossip. They are alive but silent: look at their logs or output."

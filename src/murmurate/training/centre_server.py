@@ -1,4 +1,4 @@
-"""The process of a run's centre, which does not learn but runs the strategy's ``serve``."""
+"""A run's centre: the member that does not learn but runs the strategy's ``serve``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from murmurate.training.worker_context import (
 
 
 class CentreServer:
-    """The process with the highest rank, in a run whose strategy has a centre."""
+    """The member with the highest rank, in a run whose strategy has a centre."""
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context

@@ -19,6 +19,7 @@ STREAMS = 64  # streams whose messages are counted in a lane; counts of others a
 _MOST_SLOTS, _LEAST_SLOTS, _MAIL_BYTES = 64, 4, 64 << 20
 _LINE_BYTES = 64  # a cache line: cells of different writers should not share one
 _LINE = _LINE_BYTES // 8  # cells in a cache line
+_MOST_BUFFERS = 256  # of a register, which stores the index of its newest buffer in 8 bits
 # Numbers of cells in the parts of a lane: ``sent`` and ``order``, which the sender writes; then the pin and
 # ``taken`` (in one line), ``in_use`` and ``counts``, which the reader writes.
 _CELLS = (_LINE, _MOST_SLOTS, _LINE, _MOST_SLOTS, STREAMS)
@@ -77,8 +78,8 @@ class ShmChannel:
 
     def offer(self, peer: int) -> tuple[int, int] | None:
         """Make a lane to a local peer; returns where in the shared memory the register and the lane begin;
-        None if there is no memory for them."""
-        if self._owner is None or self._buffers > 256:
+        None if there is no memory for them, or if the channel has too many members for a register."""
+        if self._owner is None or self._buffers > _MOST_BUFFERS:
             return None
         try:
             if self._register_range is None:

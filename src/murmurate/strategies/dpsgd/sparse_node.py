@@ -1,5 +1,5 @@
-"""A node of DPSGD whose gradients are row-sparse: u and the base are scales times tensors; pushes and pulls
-contain a few rows."""
+"""A node of DPSGD whose gradients are row-sparse: its vector u and the base (the v from which u was
+trained) are each a scale times a tensor; pushes and pulls contain a few rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BASE, _PUSHED, _USED = range(3)  # positions in ``_scales``
 class SparseNode(Node):
     """A node of sparse gradients; while gradients are dense it behaves as a ``Node``.
 
-    scales: [3] float64, shared: the logarithm of the base's scale, that of s_m of the last push until its
+    _scales: [3] float64, shared: the logarithm of the base's scale, that of s_m of the last push until its
     reply (then 0), and whether any gradient was sparse. touched: [N / W] uint8, shared: 1 for rows moved
     since the last push, 2 for rows of a push that may not have arrived. A row that is marked needlessly only
     makes a message longer, as pushes are u - v.
-    torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, a thread has died
+    _torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, a thread has died
     during a change; then the node restarts from the whole of v and loses its updates since the last push.
     """
 
@@ -55,7 +55,7 @@ class SparseNode(Node):
 
     @property
     def must_push(self) -> bool:
-        """Whether u is torn, or has shrunk so far since the last push that hardly any of v is left in u."""
+        """Whether the node is torn, or u has shrunk so much since the last push that it holds little of v."""
         with self.replica.scale.writing():  # so that no thread is in the middle of a change
             if self._torn[0]:
                 return True
