@@ -194,6 +194,10 @@ def _line(stored: dict[str, Any]) -> Line:
 
 
 def _link(stored: dict[str, Any]) -> Link:
-    """Links are written by hand (docs/plan.md), perhaps with numbers in quotes."""
+    """The link. Links are written by hand (docs/plan.md), perhaps with numbers in quotes. Raises ValueError
+    for a negative or infinite latency, or a rate that is not above 0."""
     link = Link(**stored)
-    return Link(float(link.latency_seconds), float(link.bytes_per_second), str(link.how))
+    latency, rate = float(link.latency_seconds), float(link.bytes_per_second)
+    if not (0 <= latency < math.inf and rate > 0):
+        raise ValueError("a link's latency_seconds must be at least 0, its bytes_per_second above 0")
+    return Link(latency, rate, str(link.how))
