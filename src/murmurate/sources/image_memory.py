@@ -24,6 +24,7 @@ _LINE_CELLS = 8  # int64 values in a cache line
 _LONGEST_PATH = 4096
 # of each image: its pass (epoch) and number, its place in a file, and where the file's path ends in "paths"
 _TASK = np.dtype([("pass", "i8"), ("number", "i8"), ("offset", "i8"), ("size", "i8"), ("end", "i8")])
+# of each image: why it could not be decoded, if so; and whether it must be skipped, as processes died at it
 _RESULT = np.dtype([("cause", "S40"), ("detail", "S200"), ("left_out", "?")])
 
 
@@ -140,7 +141,8 @@ class BatchMemory:
         return tasks["pass"], tasks["number"]
 
     def begin(self, worker: int, position: int) -> None:
-        """Note which image the process decodes now."""
+        """Note which image the process decodes now; ``position`` -1: none, as the learner notes for a process
+        that it starts again."""
         self._counters[_LINE_CELLS * (1 + worker) + 1] = position + 1
 
     def finish(self, worker: int) -> None:
