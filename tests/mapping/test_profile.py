@@ -103,6 +103,8 @@ def test_a_profile_of_another_shape_is_refused(tmp_path: Path, part: str) -> Non
         {"watts": "6"},
         {"watts": -6.0},
         {"links": {"network": {"latency_seconds": "fast", "bytes_per_second": 1e9}}},
+        {"links": {"network": {"latency_seconds": 1e-4, "bytes_per_second": 0}}},
+        {"links": {"network": {"latency_seconds": -1e-4, "bytes_per_second": 1e9}}},
     ],
 )
 def test_a_profile_that_was_edited_wrongly_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ SUMMARY = "evaluation return of CartPole learned in fixed point, as the FPGA pip
 _GOAL = 475.0
 _LAYERS = (4, 8, 8, 2)
 _SCALE = torch.tensor([1.0, 1.0, 8.0, 1.0])  # factors of an observation: the pole's angle is below 0.21 rad
-_REWARD = 1 / 16  # per step, so that values are within +-16: an endless episode's is 100 / 16
+# per step; an endless episode has the value 100 / 16, and the format of activations is for +-16
+_REWARD = 1 / 16
 _DISCOUNT = 0.99
 _BATCH = 64
 _LEARNING_STARTS = 1_000
@@ -36,11 +37,11 @@ _STOPPING_SEED, _FINAL_SEED = 1_000_000, 2_000_000
 
 @dataclasses.dataclass(frozen=True)
 class FpgaLearnerPlan:
-    """env_steps: greatest number of env steps of a run. rate_shift: -log2 of the learning rate. episodes:
-    number of episodes of the final evaluation.
+    """seeds: number of seeds (0, 1, ...). env_steps: greatest number of env steps of a run. rate_shift: -log2
+    of the learning rate. episodes: number of episodes of the final evaluation.
 
-    seeds: number of seeds (0, 1, ...). stochastic: whether updates of weights are rounded up or down at
-    random, without bias, rather than to the nearest, as all other numbers are.
+    stochastic: whether updates of weights are rounded stochastically, without bias. Otherwise they are
+    rounded to the nearest, as all other numbers always are.
     """
 
     seeds: PositiveInt = 2
@@ -54,10 +55,11 @@ QUICK, FULL = FpgaLearnerPlan(), FpgaLearnerPlan(seeds=10)
 
 
 def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
-    """Double DQN with uniform replay, one gradient step per env step.
+    """Double DQN with uniform replay; from env step 1,000 on, one gradient step per env step.
 
-    Every 2,500 env steps, 30 episodes are played greedily. A run stops when their mean return is 490, and
-    keeps the weights with the best mean, which play the final episodes, in environments with other seeds.
+    Every 2,500 env steps, 30 episodes are played greedily. A run stops when their mean return is at least
+    490, or after ``env_steps``. The weights with the best mean play the final episodes, in environments with
+    other seeds.
     """
     runs = []
     for seed in range(plan.seeds):
@@ -76,8 +78,8 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
 
 
 def modelled(batch: int) -> dict[str, Any]:
-    """The modelled gradient step on an LFE5U-85F. That the whole design, which was not placed, has the clock
-    of the largest unit placed and routed is assumed."""
+    """The modelled gradient step on an LFE5U-85F. The whole design was not placed and routed: it is assumed
+    to have the clock of the largest unit that was."""
     unit = max(measured_units(), key=lambda unit: unit["dsp"])
     model = choose(_LAYERS, batch, clock_hz=unit["mhz"] * 1e6)
     return {
@@ -93,8 +95,9 @@ def modelled(batch: int) -> dict[str, Any]:
 
 
 def train(plan: FpgaLearnerPlan, seed: int) -> dict[str, Any]:
-    """One run: final ``return`` (mean of the episodes), ``env_steps``, ``seconds``, and ``saturated``, the
-    share of numbers that did not fit their format in gradient steps, by stage."""
+    """One run: final ``return`` (mean of the episodes), ``env_steps``, ``seconds`` (without the final
+    evaluation), and ``saturated``, the share of numbers that did not fit their format in gradient steps, by
+    stage."""
     generator, explorer = torch.Generator().manual_seed(seed), random.Random(seed)
     learner = EmulatedLearner(
         _LAYERS, rate_shift=plan.rate_shift, generator=generator, stochastic=plan.stochastic

@@ -52,7 +52,8 @@ def recipe_of(algorithm: str) -> Run:
 
 
 def smallest(algorithm: str, folder: Path) -> Run:
-    """``recipe_of``; if it learns from files, small files are generated, and the learner is small too."""
+    """``recipe_of``; if it learns from files, small files are generated, a fifth of them is held out, and
+    the learner and its evaluation are small too."""
     run = recipe_of(algorithm)
     if run.world.name not in DATA:
         return run
@@ -80,7 +81,8 @@ def altered(run: Run, **fields: Any) -> Run:
 
 
 def shortest(algorithm: str, folder: Path) -> Run:
-    """``smallest`` for one replica, without actor processes (which the tests of the sources cover)."""
+    """``smallest`` for one replica, 3,000 env steps and a small replay or model, without actor processes
+    (which the tests of the sources cover)."""
     run = smallest(algorithm, folder)
     source: dict[str, Any] = {"simulators": 2} if run.world.unit == "env steps" else {}
     source = {name: value for name, value in source.items() if hasattr(run.source, name)}
@@ -99,7 +101,8 @@ def shortest(algorithm: str, folder: Path) -> Run:
 
 
 def _with_small_model(run: Run, source: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
-    """``run`` with a small model that is fitted at every second env step."""
+    """``run`` with a small model, and ``source``, the fields of its source, with those by which the model is
+    fitted at every second env step."""
     if not hasattr(run.learner, "model"):
         return run, source
     learner_config: Any = run.learner

@@ -14,7 +14,8 @@ from murmurate.datasets.corpus import LARGEST_COUNT, sort_and_sum
 
 Entries = NDArray[np.int32]  # [3, n]: document, word, count
 _BUCKET = 1 << 20  # approximate number of entries in a bucket
-_LARGEST_RATIO = 10  # of all documents to those with words; above it their number must be wrong
+# a number of documents above ``_LARGEST_RATIO`` x (documents with words + ``_BUCKET``) must be wrong
+_LARGEST_RATIO = 10
 
 
 class Unordered(Exception):
@@ -50,7 +51,7 @@ class CorpusWriter:
     """Writes ``words.npy`` and ``counts.npy`` to a folder. Documents must come in the order of their numbers.
 
     The words of a document may come in any order and more than once: they are sorted, and their counts are
-    summed. A sum above ``LARGEST_COUNT`` is an error.
+    summed. A sum above ``LARGEST_COUNT`` is an error, which ``errors`` refuses or counts.
     """
 
     def __init__(self, folder: Path, errors: RecordErrors) -> None:
@@ -94,7 +95,7 @@ class CorpusWriter:
 
     def finish(self, documents: int) -> NDArray[np.int64]:
         """Write the last document, and close the files. Returns [D], the number of distinct words of each
-        document. documents: D."""
+        document. documents: D. Raises Refusal if far fewer documents than D have words."""
         self.add_documents(self._last_document)
         self.close()
         with_words = sum(len(lengths) for _, lengths in self._lengths)

@@ -127,7 +127,7 @@ class ImageData:
 
     def with_test(self, test: float) -> ImageData:
         """This data set. Raises Refusal if its test part is to be drawn, and ``test``, a share of the
-        training part, is less than one image."""
+        training part above 0, rounds to no image."""
         count = len(self.train)
         if self.test is None and 0 < test < 1 and not round(test * count):
             raise Refusal(
@@ -210,7 +210,7 @@ def checked_labels(
 ) -> NDArray[np.int64]:
     """The labels as [n] int64. Raises Refusal that names the first label outside 0 to ``classes`` - 1.
 
-    explain: makes, of such a label, the words that say why it is wrong, and the remedy.
+    explain: a function of such a label that returns why it is wrong, and the remedy, for the message.
     """
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
@@ -226,9 +226,9 @@ def checked_labels(
 def refuse_unlearned(
     title: str, learned: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequence[str] = ()
 ) -> None:
-    """Raise Refusal if some labels of the test or validation part are not among those of the training
-    part, because no class can be recognised without an image to learn it from. classes: names that the labels
-    number, where the user has not numbered them."""
+    """Raise Refusal if some ``labels`` of the test or validation part are not among ``learned``, those of the
+    training part: no class can be recognised without an image to learn it from. title: names the part, for
+    the message. classes: names that the labels number, where the user has not numbered them."""
     unlearned = ~np.isin(labels, learned)
     if unlearned.any() and classes:
         raise Refusal(

@@ -51,7 +51,7 @@ def torch_xla(module: str = "") -> Any:
 
 
 def execute(device: torch.device) -> None:
-    """On an XLA device, begin to compute what has only been recorded so far; on others, nothing to do."""
+    """On an XLA device, begin to compute what has only been recorded so far; on others, do nothing."""
     if device.type == "xla":
         torch_xla().sync()
 
@@ -144,7 +144,8 @@ class XlaChannel:
         with self.traffic.timed():
             own = x.detach().to(self._device)
             torch_xla().sync()
-            # the lock must not be held while this device is busy: it may be waiting for another thread's
+            # the lock must not be held while this device is busy: it may be waiting for the device of another
+            # thread, which needs the lock
             model = torch_xla("core.xla_model")
             model.wait_device_ops(model.xla_real_devices([self._device]))
             with _COMPILING:
@@ -211,12 +212,13 @@ def partition(group: Sequence[int], size: int) -> list[list[int]]:
 
 
 def run_on_devices(member: Callable[[XlaFabric], Exit], devices: int | None = None) -> dict[int, Exit]:
-    """Run ``member`` on each XLA device of this host; returns how each ended, by rank.
+    """Run ``member``, which is pickled, on each XLA device of this host; returns how each ended, by rank.
 
-    devices: how many devices the CPU is to stand for where it takes the place of TPUs, if
-        ``CPU_NUM_DEVICES`` does not say so. The number of TPUs is what it is.
-    ``member`` is pickled. Tensors in results come back in host memory. When a member fails, those of its
-    process end with it, as they would wait for it for ever, and are missing from the result or DIED.
+    Tensors in results come back in host memory. When a member fails, its whole process ends, as the other
+    members in it would wait for ever: these have DIED, or are missing if they had not begun.
+
+    devices: number of XLA devices that the CPU stands for, unless ``CPU_NUM_DEVICES`` gives it; ignored where
+        there are TPUs.
     """
     package = torch_xla()
     with tempfile.TemporaryDirectory(prefix="murmurate-xla-") as folder, _cpu_devices(devices):
@@ -228,7 +230,8 @@ def run_on_devices(member: Callable[[XlaFabric], Exit], devices: int | None = No
 
 @contextlib.contextmanager
 def _cpu_devices(devices: int | None) -> Iterator[None]:
-    """Set the number of XLA devices that the CPU stands for, in processes started meanwhile."""
+    """On the CPU, set the number of XLA devices that it stands for, and enough threads for them, in processes
+    started meanwhile, unless the environment has these settings already."""
     before = dict(os.environ)
     if torch_xla("runtime").device_type() == "CPU":
         if devices is not None:

@@ -1,5 +1,5 @@
 """The configurations of a recipe that a plan considers: replicas and their strategy, simulators, actors,
-batch, precision and double buffering."""
+processes that decode images, batch, precision and double buffering."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def candidates(run: Run, cores: int, periods: bool = False, precisions: Sequence
     """Every configuration that the search considers and the run's own checks accept; ``run`` is the first.
 
     periods: whether strategies with a period are considered with shorter ones too, which cost throughput, and
-    save env steps. precisions: those of the learner that are considered; its own alone if there are none.
+    save env steps. precisions: the learner's precisions that are considered; () for its own alone.
     """
     seen = [run]
     yield run
@@ -94,8 +94,8 @@ def strategies_of(run: Run) -> list[Any]:
 
 
 def _with_periods(strategy: Any) -> list[Any]:
-    """``strategy`` with its own period, a half and a quarter of it. Longer ones than those with which it was
-    measured how fast a recipe learns could only be guessed."""
+    """``strategy`` with its own period, a half and a quarter of it, those above 1. Longer ones are not
+    considered: how fast the recipe learns with them was not measured."""
     own = period_of(strategy)
     periods = dict.fromkeys(own // divisor for divisor in (1, 2, 4) if own // divisor > 1)
     return [dataclasses.replace(strategy, period=period) for period in periods] or [strategy]
@@ -124,7 +124,7 @@ def _field_values(run: Run, cores: int, precisions: Sequence[str]) -> Iterator[d
 
 
 def _changed(run: Run, replicas: int, chosen: Any, fields: dict[str, Any]) -> Run:
-    """chosen: the strategy. fields: values from ``_field_values``."""
+    """``run`` with other settings. chosen: the strategy. fields: values from ``_field_values``."""
     of_learner = {name: value for name, value in fields.items() if name in ("batch", "precision")}
     of_source = {name: value for name, value in fields.items() if name not in of_learner}
     source: Any = run.source

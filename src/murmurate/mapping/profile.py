@@ -32,8 +32,8 @@ class RecipeCosts:
     learning: how many env steps the recipe needs to a target, if that was measured. handover_seconds: how
     much longer a batch takes if an actor process makes its steps and passes them to the learner. crowded: the
     factor by which all cores together compute less if two processes share each. background: share of the
-    simulators' steps that native threads make. vectors: of each of the learner's vectors, its number of
-    parameters and of updates for a batch; it is exchanged at its strategy's step of each update.
+    simulators' steps that native threads make. vectors: (number of parameters, updates per batch) of each of
+    the learner's vectors, which are exchanged separately.
     """
 
     lines: dict[str, Line]
@@ -143,7 +143,8 @@ def save(profile: DeviceProfile, path: Path) -> None:
 
 
 def load(path: Path) -> DeviceProfile:
-    """Read a profile. Raises Refusal for a file that is no profile, or has unknown or missing parts."""
+    """Read a profile. Raises Refusal for a file that cannot be read or is no profile, and for unknown,
+    missing or invalid parts."""
     try:
         stored = json.loads(path.read_text())
         if stored.pop("format") != FORMAT:
@@ -194,6 +195,10 @@ def _line(stored: dict[str, Any]) -> Line:
 
 
 def _link(stored: dict[str, Any]) -> Link:
-    """Links are written by hand (docs/plan.md), perhaps with numbers in quotes."""
+    """The link. Links are written by hand (docs/plan.md), perhaps with numbers in quotes. Raises ValueError
+    for a negative or infinite latency, or a rate that is not above 0."""
     link = Link(**stored)
-    return Link(float(link.latency_seconds), float(link.bytes_per_second), str(link.how))
+    latency, rate = float(link.latency_seconds), float(link.bytes_per_second)
+    if not (0 <= latency < math.inf and rate > 0):
+        raise ValueError("a link's latency_seconds must be at least 0, its bytes_per_second above 0")
+    return Link(latency, rate, str(link.how))

@@ -80,8 +80,9 @@ class ProjectedShortcut(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions, each with batch normalisation and a ReLU; the shortcut is added before the last ReLU. In
-    a bottleneck the 3 x 3 filters have the stride (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
+    """Convolutions, each with batch normalisation and a ReLU; the shortcut is added before the last ReLU. The
+    first convolution has the stride; in a bottleneck it is the one with 3 x 3 filters that has it
+    (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
 
     def __init__(self, architecture: Architecture, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -123,9 +124,9 @@ class ResNet(nn.Module):
     """A residual net that classifies images.
 
     For images with a side of fewer than 64 pixels, the first convolution has 3 x 3 filters (He et al.,
-    section 4.2); for larger ones it has 7 x 7 filters and stride 2, and max-pooling follows. Weights are
-    drawn from N(0, 2 / fan out); with projections, the last normalisation of each block begins with weight 0
-    (Goyal et al. 2017, section 5.1).
+    section 4.2); for larger ones it has 7 x 7 filters and stride 2, and max-pooling follows. Filters are
+    drawn from N(0, 2 / fan out), the head's weights from N(0, 0.01^2), and its bias is 0; with projections,
+    the last normalisation of each block begins with weight 0 (Goyal et al. 2017, section 5.1).
 
     Args:
         name: one of ``ARCHITECTURES``. shape: (C, H, W) of an image. classes: K.
@@ -188,7 +189,8 @@ class ResNet(nn.Module):
         return self.head(self.embed(images).to(self.head.weight.dtype))  # type: ignore[no-any-return]
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W] to the features [B, F] that the head reads: means over all pixels, float32."""
+        """Normalised images [B, C, H, W] to the features [B, F] that the head reads: means over all pixels,
+        in float32 or more. Raises ValueError for images of another shape."""
         if images.shape[1:] != self.shape:
             raise ValueError(f"images are {list(images.shape[1:])}, and the net is for {list(self.shape)}")
         x = images.to(self.conv.weight.dtype).contiguous(memory_format=torch.channels_last)

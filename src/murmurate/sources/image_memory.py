@@ -2,7 +2,8 @@
 
 There are a few slots, each for one mini-batch. The learner writes into a slot which images to decode, and the
 processes write the pixels into the slot: process w of W decodes the images w, w + W, w + 2 W, ... No lock is
-needed: a process only reads how many batches are assigned, and writes how many it has done.
+needed, as each counter has one writer: the learner counts the batches assigned, each process those it has
+done.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from murmurate.fabric.processes.fence import fence
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _LINE_CELLS = 8  # int64 values in a cache line
 _LONGEST_PATH = 4096
-# of each image: its pass and number, its place in a file, and where the file's path ends in "paths"
+# of each image: its pass (epoch) and number, its place in a file, and where the file's path ends in "paths"
 _TASK = np.dtype([("pass", "i8"), ("number", "i8"), ("offset", "i8"), ("size", "i8"), ("end", "i8")])
+# of each image: why it could not be decoded, if so; and whether it must be skipped, as processes died at it
 _RESULT = np.dtype([("cause", "S40"), ("detail", "S200"), ("left_out", "?")])
 
 
@@ -139,7 +141,8 @@ class BatchMemory:
         return tasks["pass"], tasks["number"]
 
     def begin(self, worker: int, position: int) -> None:
-        """Note which image the process decodes now."""
+        """Note which image the process decodes now; ``position`` -1: none, as the learner notes for a process
+        that it starts again."""
         self._counters[_LINE_CELLS * (1 + worker) + 1] = position + 1
 
     def finish(self, worker: int) -> None:

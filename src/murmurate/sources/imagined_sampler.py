@@ -110,7 +110,10 @@ class ImaginedSampler:
     # -- batches -----------------------------------------------------------------------------------------
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
-        """Draw a batch. env_steps, episodes: number of env steps, and ended episodes, since the last one."""
+        """Draw a batch; its data are None if ``alive`` has requested a stop while the model was fitted.
+
+        env_steps, episodes: number of env steps, and ended episodes, since the last batch.
+        """
         if self.batches % self._fit_every == 0:
             transitions = {name: self.replay.rows.column(name)[: len(self.replay)] for name in _MODELLED}
             if not self._learner.fit(transitions, lambda: self.alive(env_steps)):
@@ -125,7 +128,7 @@ class ImaginedSampler:
     def _roll_out(self, is_due: bool) -> None:
         """Do a round of rollouts, from states of the real replay.
 
-        is_due: whether all replicas do one now; otherwise this one began anew, or lost its replay.
+        is_due: whether all replicas do one now; otherwise only this one, as its model replay is empty.
         """
         self._resize_model_replay(self.rollouts.length_after(self.batches / self.config.updates_per_step))
         draw = self._sampler.draw_any(self.rollouts.starts, self._beta())

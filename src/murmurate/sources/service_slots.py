@@ -31,9 +31,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """block: number of batches in a slot, at most 32. batch: rows of a batch. parts: number of parts of each
-    batch; each part is drawn from one shard. columns: (name, bytes of a row) of each column; one is called
-    ``errors``."""
+    """slots: number of slots. block: number of batches in a slot, at most 32. batch: rows of a batch. parts:
+    number of parts of each batch; each part is drawn from one shard. columns: (name, bytes of a row) of each
+    column; one is called ``errors``."""
 
     slots: int
     block: int

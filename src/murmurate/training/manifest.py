@@ -65,7 +65,8 @@ def is_part(name: str, kind: str, rank: int) -> bool:
 
 
 def ranks(checkpoint: Path) -> list[int]:
-    """Ranks that have a part in a checkpoint."""
+    """Ranks of the members (replicas, and the centre) that have a part in a checkpoint. Raises Refusal, as
+    ``files`` does."""
     matches = [match for name in files(checkpoint) if (match := _PART.fullmatch(name))]
     return sorted(int(match["rank"]) for match in matches if is_part(match[0], "replica", int(match["rank"])))
 

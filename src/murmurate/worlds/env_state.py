@@ -46,7 +46,8 @@ class Unsavable(Exception):
 def silence_mujoco(entry_point: object) -> Iterator[None]:
     """Keep MuJoCo from writing warnings about gymnasium's models to a log file in the working folder.
 
-    Does nothing for other environments, or without MuJoCo.
+    Does nothing for other environments, or without MuJoCo. Raises ``Refusal`` if MuJoCo cannot be loaded with
+    the value that the variable MUJOCO_GL has.
     """
     try:
         mujoco = importlib.import_module("mujoco") if "mujoco" in str(entry_point) else None
@@ -188,8 +189,10 @@ class WrappersSaver:
     """For an environment with wrappers: saves its own state, and the attributes of each wrapper.
 
     Numbers, strings, arrays, generators and containers of these are saved, those that are met twice as one,
-    and also the generators of spaces. The rest of a space, classes and functions without a closure count as
-    constants and are left out. Anything else (a file, an object of unknown kind) raises ``Unsavable``.
+    and also the generators of spaces and the attributes of gymnasium's own helper objects (a
+    ``RunningMeanStd``, say). The rest of a space, modules, classes, functions of gymnasium and those without
+    a closure count as constants and are left out. Anything else (a file, an object of unknown kind) raises
+    ``Unsavable``.
     """
 
     def __init__(self, env: Any, inner: Saver) -> None:
@@ -209,7 +212,8 @@ class WrappersSaver:
 
 
 def load(env: Any, env_saver: Saver, physics: dict[str, Any], generator: np.random.Generator) -> None:
-    """Continue ``env`` from what its saver has saved, with its ``np_random`` as it was then."""
+    """Continue ``env`` from ``physics``, which its saver has saved, with ``generator``, its ``np_random`` as
+    it was then."""
     env.reset()  # some environments create attributes only in reset
     state = generator.bit_generator.state
     env.unwrapped.np_random = generator  # before the wrappers, which may hold it too
@@ -353,7 +357,8 @@ def save_generators(generators: list[np.random.Generator]) -> list[dict[str, Any
 
 
 def load_generators(states: list[dict[str, Any]], size: int) -> list[np.random.Generator]:
-    """The generators with these states. Raises ``ValueError`` unless they are ``size`` PCG64 states."""
+    """The generators with these states. Raises ``ValueError``, ``KeyError`` or ``TypeError`` unless they are
+    ``size`` PCG64 states."""
     if len(states) != size:
         raise ValueError(f"there are {len(states)} saved generators for {size} simulators")
     loaded = [np.random.Generator(np.random.PCG64(0)) for _ in states]

@@ -20,7 +20,8 @@ from murmurate.fabric.network.shm_channel import ShmChannel
 
 
 class NetworkChannel:
-    """One channel (see ``Channel``), without shared memory, for vectors shaped like ``like`` [N].
+    """One channel (see ``Channel``), without the capability of shared memory (``shared``), for vectors shaped
+    like ``like`` [N]. Local peers still get vectors and mail through memory that they map (``ShmChannel``).
 
     Methods that strategies call take positions in ``group``; all other code of the network fabric uses ranks
     of the fabric.
@@ -239,7 +240,8 @@ class NetworkChannel:
             self._endpoint.connections[peer].announce(("shm", self._identity.hex()), offered)
 
     def _map(self, sender: int, offered: Any) -> None:
-        """Map the memory that a local peer offers; if that fails, the peer sends all over the connection."""
+        """Map the memory that a local peer offers. If that fails, tell the peer, which then sends everything
+        over the connection."""
         connection = self._endpoint.connections[sender]
         register, lane = (int(start) for start in offered)
         if self._mismatch:
@@ -284,7 +286,8 @@ class NetworkChannel:
         return self._group[checked_rank(rank, self.size)]
 
     def _check(self, x: Tensor | None = None, may_be_shorter: bool = False) -> None:
-        """Raise an error if the members' channels do not match, or ``x`` does not fit this one."""
+        """Raise FabricError if the members' channels do not match, and ValueError if ``x`` does not fit this
+        one."""
         if self._mismatch:
             raise FabricError(self._mismatch)
         if x is not None and (x.numel() > self._count or not may_be_shorter):

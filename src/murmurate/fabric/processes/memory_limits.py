@@ -1,4 +1,4 @@
-"""How much more memory the host, this process's control groups and its limits allow."""
+"""How much more memory this process may take: by the host, its control groups and its resource limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def refuse_if_small(
     each_bytes: int = 0,
     remedy: str = FEWER_OR_SMALLER,
 ) -> None:
-    """Raise Refusal if the host has no room for ``needed_bytes`` in all, or a process for ``each_bytes``.
+    """Raise Refusal unless ``needed_bytes`` of memory are available for all processes together, and
+    ``each_bytes`` of address space for one process.
 
     what: what needs this memory. remedy: what the user should use instead."""
     left, kind = available_bytes(), "memory"
