@@ -149,6 +149,31 @@ def test_a_fit_begins_with_the_target_net_that_it_ends_with() -> None:
         assert not torch.equal(made.net.head.weight, made.target.net.head.weight)
 
 
+def test_a_fit_that_begins_within_a_round_moves_the_target_net_at_its_end() -> None:
+    """H = 3, fits of 4 updates. Within a round replicas differ, and so would their targets."""
+    one, other = agent(target_every=0), agent(target_every=0)
+    for made in (one, other):
+        made.replica.exchange = lambda replica: (
+            replica.update(),
+            Exchange(replica.clock // 3, 2, replica.clock % 3),
+        )[1]
+    moved = []
+    for update in range(12):
+        before = one.target.net.head.weight.clone()
+        net = one.net.head.weight.clone()
+        one.learn(Batch(sample(seed=update), env_steps=40 if update % 4 == 0 else 0))
+        if not torch.equal(before, one.target.net.head.weight):
+            moved.append(update)
+            assert torch.equal(one.target.net.head.weight, net)
+        if update == 4:  # the move is due
+            other.replica.load(one.replica.state())
+            other.load(one.state())
+        elif update > 4:
+            other.learn(Batch(sample(seed=update), env_steps=40 if update % 4 == 0 else 0))
+            assert torch.equal(one.replica.params, other.replica.params)
+    assert moved == [6, 9]
+
+
 def test_a_ladder_gives_each_simulator_its_own_epsilon() -> None:
     made = agent(exploration="ladder", epsilon=0.4)
     expected = [0.4 ** (1 + 7 * i / 3) for i in range(4)]

@@ -271,7 +271,9 @@ def test_two_shards_in_lockstep_are_one_replica(strategy, clip):
         assert exchanges == one_exchanges
 
 
-@pytest.mark.parametrize("strategy", [GALA(), Hogwild(shared_moments=False), Elastic(period=2)])
+@pytest.mark.parametrize(
+    "strategy", [GALA(), Hogwild(shared_moments=False), Elastic(period=2), DPSGD(threads=1)]
+)
 def test_lockstep_under_those_that_do_not_meet(strategy):
     for one in loops(3 if strategy.centre else 2, over_devices, strategy=strategy, **TWO)[:2]:
         params, norms, exchanges, _ = one

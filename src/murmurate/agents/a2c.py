@@ -1,6 +1,6 @@
 """Advantage actor-critic, the synchronous variant of A3C (Mnih et al. 2016; Dhariwal et al. 2017).
 
-The gradient is that of GALA, eq. 2-4: policy gradient on the n-step advantage, TD error on the value, entropy
+The gradient is that of GALA, eq. 1-4: policy gradient on the n-step advantage, TD error on the value, entropy
 bonus.
 """
 

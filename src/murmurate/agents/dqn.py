@@ -42,7 +42,8 @@ class DQN(LearnerConfig):
     learning_rate: learning rate of Adam. clip: largest norm of the gradient.
     target_every: a learner's updates between copies of the net to the target net. Under strategies with
         common rounds it is copied at the end of a round, so this is F x H (F > 1: Zhang 2022, section 5.2).
-        With 0 it is copied before the first update after new env steps: once a fit with ``replay.fit_every``.
+        With 0 it is copied before the first update after new env steps (in the middle of a common round, at
+        its end): once a fit with ``replay.fit_every``.
     selector: which net chooses the action that the target net evaluates. ``online`` is double Q-learning,
         ``agreed`` uses the parameters of the last common round (SPO; under strategies without common rounds
         these are the net's own), ``target`` is Q-learning.
@@ -134,6 +135,8 @@ class DQNAgent(OneReplica):
         self.target = TargetNetwork(self.net, every=config.target_every)
         agreed = "agreed" in (config.selector, config.behaviour)
         self.agreed = TargetNetwork(self.net) if agreed else None
+        self._fit_begins = False  # whether the target net of a fit has yet to be copied
+        self._in_round = False  # within a common round replicas have different nets
         self._learns = False  # stays False in actor processes, whose net has the published parameters
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
         self._lowest_simulator: int | None = None  # the lowest number assigned so far
@@ -196,13 +199,17 @@ class DQNAgent(OneReplica):
         self._learns = True
         data: Sample = batch.data
         if self.config.target_every == 0 and batch.env_steps:
+            self._fit_begins = True
+        if self._fit_begins and not self._in_round:
             self.target.move()
+            self._fit_begins = False
         with torch.no_grad():
             next_observation = self.net.preprocess(data.next_observation)
             q_t, q_t_selector = self.target(next_observation), self._selector_values(next_observation)
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)
         exchange = self.replica.descend(step.loss)
+        self._in_round = self.replica.common_rounds and exchange.staleness > 0
         self._update_statistics(data.observation)
         for target in (self.target, self.agreed):
             if target is not None:
@@ -231,10 +238,13 @@ class DQNAgent(OneReplica):
     def state(self) -> dict[str, Any]:
         target = self.target.state()
         agreed = {} if self.agreed is None else {"agreed": self.agreed.state()["net"]}
-        return {"target": target["net"], **agreed, "since": target["since"]}
+        fit = {"fit_begins": int(self._fit_begins), "in_round": int(self._in_round)}
+        return {"target": target["net"], **agreed, "since": target["since"], **fit}
 
     def load(self, state: dict[str, Any]) -> None:
         self._learns = True
         self.target.load({"net": state["target"], "since": state["since"]})
         if self.agreed is not None:
             self.agreed.load({"net": state["agreed"], "since": 0})
+        # both are missing in older checkpoints
+        self._fit_begins, self._in_round = bool(state.get("fit_begins", 0)), bool(state.get("in_round", 0))

@@ -245,7 +245,7 @@ class OwnLoop(ResumableLoop):
         """
         if self.parts.size > 1:
             raise Refusal("a replica has either several parts or several devices: give each part one device")
-        if clip is not None and self.strategy.centre and self.strategy.counts_all:
+        if clip is not None and self.strategy.centre_steps:
             raise Refusal(
                 f"under {self.strategy.name} the centre clips, one device's gradient at a time. Leave out "
                 "clip, or use a strategy whose replicas step themselves, such as all-reduce."

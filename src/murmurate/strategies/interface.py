@@ -72,6 +72,8 @@ class Strategy:
     averages_published: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it does not learn, and runs ``serve``.
     centre: ClassVar[bool] = False
+    # Whether the centre makes the optimizer's steps, from gradients that it gets for each vector separately.
+    centre_steps: ClassVar[bool] = False
 
     # at a replica: its messages that were refused as too old, or not sent because a queue was full; at the
     # centre: all deltas that it refused

@@ -59,6 +59,7 @@ class ParameterServer(Strategy):
     paper: ClassVar[str] = "Jin 2018, Algorithm 3 (Downpour); DA3C; TF-Replicator's async replicator"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     centre: ClassVar[bool] = True
+    centre_steps: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="deltas",
