@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pickle
 import time
@@ -115,7 +116,8 @@ class ActorProcess(Generic[R]):
             self.process.kill()
             self.process.wait()
             if self.process.stdin is not None:
-                self.process.stdin.close()
+                with contextlib.suppress(BrokenPipeError):  # settings that it did not read before it died
+                    self.process.stdin.close()
 
 
 class ActorProcesses(Generic[R]):
