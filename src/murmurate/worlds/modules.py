@@ -55,7 +55,8 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
     """(the module called ``name``, the folder where it was found; "" where it is installed).
 
     It is looked for where Python looks, then in ``folder``, in the folders of ``search``, and in the working
-    folder. purpose: what needs the module, for the message of the ``Refusal`` if it cannot be imported.
+    folder; folders that were tried stay on ``sys.path``. purpose: what needs the module, for the message of
+    the ``Refusal`` if it cannot be imported.
     """
     missing: ModuleNotFoundError | None = None
     for place in ("", folder, *_searched, os.getcwd()):
@@ -86,10 +87,10 @@ def draw_without_screen() -> None:
 
 
 def load_file(file: str, purpose: str) -> ModuleType:
-    """The module in ``file``, executed once; its folder is added to ``sys.path``, so that it can import the
-    modules beside it.
+    """The module in ``file``, executed once, and again after it has changed; its folder is added to
+    ``sys.path``, so that it can import the modules beside it.
 
-    Raises ``Refusal`` if there is no such file, or if it raises.
+    Raises ``Refusal`` if there is no such file, if Python cannot load it, or if it raises.
     """
     if not os.path.isfile(file):
         raise Refusal(
