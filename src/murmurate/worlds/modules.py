@@ -22,7 +22,7 @@ from typing import Any
 from murmurate.errors import Refusal
 
 FILE = "murmurate_file_"  # prefix of the names of modules that are loaded from files
-_loading: list[str] = []  # files that are being executed, the innermost last
+_loading: list[str] = []  # files and modules that are being executed, the innermost last
 _searched: list[str] = []  # folders of the enclosing ``search`` contexts
 
 
@@ -63,8 +63,11 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
         if place and place not in sys.path:
             sys.path.append(place)
             importlib.invalidate_caches()
+        _loading.append(name)
         try:
             module = importlib.import_module(name)
+        except Refusal:
+            raise
         except ModuleNotFoundError as problem:
             if problem.name and (name == problem.name or name.startswith(f"{problem.name}.")):
                 missing = problem
@@ -72,6 +75,8 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
             raise _unusable(name, purpose, problem) from problem
         except Exception as problem:
             raise _unusable(name, purpose, problem) from problem
+        finally:
+            _loading.pop()
         return module, folder_of(name, module)
     raise Refusal(
         f"{purpose} needs the module '{name}', which cannot be imported ({missing}). Install it, or put its "
@@ -128,7 +133,7 @@ def _execute(file: str, mtime_ns: int, purpose: str) -> ModuleType:
 
 
 def being_loaded() -> str:
-    """The file that ``load_file`` is executing at present; "" for none."""
+    """The file or module that ``load_file`` or ``import_module`` is executing at present; "" for none."""
     return _loading[-1] if _loading else ""
 
 

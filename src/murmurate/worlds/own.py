@@ -109,14 +109,14 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
 
     Raises:
         Refusal: for a name that refers to nothing, and for an ``env`` that is neither a name nor callable;
-            also where the file of an environment, while it is loaded, calls this to start a run.
+            also where the file or module of an environment, while it is loaded, calls this to start a run.
         MissingExtra: for a name that may be of a world of a package that is not installed.
     """
     from murmurate.worlds import registry
 
-    if file := modules.being_loaded():
+    if source := modules.being_loaded():
         raise Refusal(
-            f"{file} starts a run while it is loaded for the environment in it. Put what starts the run "
+            f"{source} starts a run while it is loaded for the environment in it. Put what starts the run "
             'under: if __name__ == "__main__":'
         )
     if isinstance(env, str):
