@@ -1,9 +1,11 @@
-"""The death of an actor, as its learner's source tells of it."""
+"""Processes of a source that die: when they start, and while the learner learns."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 from typing import Any
 
 from waiting import until
@@ -25,3 +27,14 @@ def kill_actor_1(source: Any, learner: Any, pid: int) -> None:
     until(learned)
     assert [kind for kind, _ in told] == ["actor died", "actor began"]
     assert "actor 1 of replica 0 died (signal 9)" in told[0][1]
+
+
+def died_at_start() -> subprocess.Popen[bytes]:
+    """A process that died before its settings were sent: they stay in the buffer of its stdin."""
+    process = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    process.wait()
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(b"settings")
+        process.stdin.flush()
+    return process

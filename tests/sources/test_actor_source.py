@@ -26,14 +26,14 @@ from murmurate.replicator.learner import Context
 from murmurate.sources import actor_processes
 from murmurate.sources.actor import ActorLoop
 from murmurate.sources.actor_agent import ActorSettings, published_tensors
-from murmurate.sources.actor_processes import ActorPlan
+from murmurate.sources.actor_processes import ActorPlan, ActorProcess
 from murmurate.sources.actor_source import ActorSource
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import SLOTS, ActorRing, ActorStep, SharedParameters
+from murmurate.sources.shared_ring import SLOTS, ActorFailure, ActorRing, ActorStep, SharedParameters
 from murmurate.spec import EnvSpec, Episode, TimeStep
 from murmurate.worlds.registry import world
 from scripted import ScriptedSimulators
-from sources.deaths import kill_actor_1
+from sources.deaths import died_at_start, kill_actor_1
 from waiting import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_SECONDS)
@@ -292,6 +292,15 @@ def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.Mo
         source._processes._module = "no_such_module"
         with pytest.raises(RunFailed, match="died 2 times without having sent any steps"):
             next(source)
+
+
+def test_an_actor_that_died_before_it_got_its_settings_can_be_replaced() -> None:
+    process, memory_file = died_at_start(), SharedMemoryFile.create()
+    ring: Any = None  # of no actor that ever stepped
+    ActorProcess(0, 0, 1, memory_file, ring, ActorFailure(memory_file), process).kill()
+    assert process.stdin is not None
+    assert process.stdin.closed
+    memory_file.close()
 
 
 def test_an_environment_that_always_fails_ends_the_run_and_is_named(

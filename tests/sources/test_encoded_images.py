@@ -25,6 +25,7 @@ from murmurate.sources.examples import ExampleOrder
 from murmurate.sources.image_memory import Layout
 from murmurate.sources.image_worker import WorkerSettings
 from pictures import number_of, write_folder, write_shards
+from sources.deaths import died_at_start
 from waiting import until
 
 pytest.importorskip("cv2")
@@ -256,6 +257,12 @@ def test_a_decoder_that_cannot_start_ends_the_run(path, monkeypatch):
     with pytest.raises(RunFailed, match=r"decoding process 0 of replica 0 died 5 times .*exit code 1"):
         next(it)
     it.close()
+
+
+def test_a_decoder_that_died_before_it_got_its_settings_can_be_replaced():
+    process = died_at_start()
+    image_processes._Decoder(0, process).kill()
+    assert process.stdin.closed
 
 
 def test_memory_is_bounded_by_the_slots(path):

@@ -230,11 +230,12 @@ def test_a_script_is_named_by_its_file(place: Path, monkeypatch: pytest.MonkeyPa
     assert made.open(1, training=True).reset(0).observation.shape == (1, 4)
 
 
-def test_a_script_without_a_guard_says_so(place: Path) -> None:
+@pytest.mark.parametrize("source", ["own_envs.py", "own_envs"])
+def test_a_script_without_a_guard_says_so(place: Path, source: str) -> None:
     with (place / "own_envs.py").open("a") as file:
         file.write("\nfrom murmurate.worlds.own import world_of\nworld_of(make_env)\n")
-    with pytest.raises(Refusal, match=r"own_envs.py starts a run while it is loaded.*__main__"):
-        world("env:own_envs.py:make_env")
+    with pytest.raises(Refusal, match=rf"{source} starts a run while it is loaded.*__main__"):
+        world(f"env:{source}:make_env")
 
 
 def test_a_lambda_is_for_this_process_alone(tmp_path: Path) -> None:

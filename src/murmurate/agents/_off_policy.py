@@ -1,4 +1,4 @@
-"""Shared by agents that learn vector actions from a replay: checks, replicas, precision, statistics."""
+"""Shared by agents that learn vector actions from a replay: acting, checks, replicas and their precision."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {remedy}")
     if spec.images and not images:
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
-    # a range must be a float32, in which actions are scaled
+    # high - low must be finite in float32, the dtype in which actions are scaled
     bounds = zip(spec.action_low, spec.action_high, strict=True)
     if not all(high - low <= np.finfo(np.float32).max for low, high in bounds):
         raise ValueError(

@@ -26,7 +26,8 @@ _SHAPES: dict[str, tuple[int, int] | None] = {
 
 
 def real(plan: SpeedupPlan, world: CorpusWorld, log: Log) -> dict[str, Any]:
-    """One and two threads (B = 15), one and two workers (B = 15, M = nW) under ``average``, on this machine.
+    """``serial`` (one process, without a master), one and two threads, and one and two workers (B = 15,
+    M = nW) under the step rule ``average``, on this machine.
 
     The time to the target, T, is the number of documents that a run took to reach it, divided by the
     documents per second of another run, in which no perplexity is computed. The perplexity is that of rank

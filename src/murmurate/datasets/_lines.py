@@ -44,7 +44,8 @@ class Lines:
         self._opened.close()
 
     def line(self) -> bytes | None:
-        """The next line without its end, or None after the last."""
+        """The next line without its end, or None after the last. Raises Refusal after the last complete line
+        of a damaged gzip file."""
         line = self._read(0)
         if not line and self._damage:
             raise self._cut_short()
@@ -53,7 +54,8 @@ class Lines:
     def chunks(self) -> Iterator[tuple[int, bytes]]:
         """Chunks of the rest of the file: (number of the first line, bytes of complete lines).
 
-        A gzip file that is damaged is an error after its last complete line.
+        After the last complete line of a damaged gzip file: raises Refusal or, where errors are skipped,
+        counts the damage as one.
         """
         first = self.number + 1
         while chunk := self._read(CHUNK_BYTES):
@@ -74,7 +76,8 @@ class Lines:
 
     def _read(self, size_bytes: int) -> bytes:
         """The next ``size_bytes`` bytes and the rest of the line in which they end; fewer at the end of the
-        file. The result always ends with a newline."""
+        file, and none after its end. A newline is added to a last line that has none; where a gzip file is
+        damaged, such a line is left out instead. Raises Refusal for too long a line."""
         with refuse_unreadable(self._path):
             text = self._file.read(size_bytes) + self._file.readline(_LONGEST_BYTES)
         if not text.endswith(b"\n"):
@@ -97,7 +100,8 @@ class Lines:
 
 class TolerantGzip(io.RawIOBase):
     """The unpacked bytes of a gzip file. If the file is damaged, they end early, without an exception, and
-    ``damage`` describes the damage."""
+    ``damage`` describes the damage. Raises Refusal where few bytes unpack to far too many
+    (``refuse_inflated``)."""
 
     def __init__(self, file: io.BufferedReader, path: Path) -> None:
         self._unpacked, self._packed, self._path = gzip.GzipFile(fileobj=file), file, path

@@ -45,7 +45,7 @@ class Augmentation:
     ratio: greatest ratio of the longer to the shorter side of a rectangle, for ``resized``.
     padding: pixels of zeros added on each side, before a random crop of the image's own size is taken (He et
         al. 2016: 4).
-    flip: mirror half of the images, left to right.
+    flip: mirror each image, left to right, with probability 1/2.
     brightness: pixels are multiplied by a random factor, which differs from 1 by at most this much.
     contrast: pixels' differences from the image's mean grey are multiplied by such a factor.
     saturation: pixels' differences from their own grey are multiplied by such a factor. Brightness, contrast
@@ -108,7 +108,7 @@ class Augmentation:
         """The rectangle that is cut from an image of this height and width, to be scaled to ``into`` (height,
         width).
 
-        shortest: as in ``centre_crop``. draws: [DRAWS].
+        shortest: of ``centre_crop``; the other crops do not use it. draws: [DRAWS].
         """
         if self.crop == "resized":
             return self._resized(height, width, draws)

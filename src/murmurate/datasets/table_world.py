@@ -77,7 +77,7 @@ class TableWorld(World):
 
 @functools.lru_cache(maxsize=2)
 def _read(path: str, state: str) -> Table:
-    """state: of the files, for the cache."""
+    """state: ``state_of`` the file, for the cache: a changed file is read again."""
     if not path:
         raise Refusal(
             "say which table: murmurate train table-gmm --world.path TABLE (world={'path': 'TABLE'} in "

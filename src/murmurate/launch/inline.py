@@ -30,7 +30,9 @@ _POLL_STEPS = 20
 
 
 class Inline(Launcher):
-    """All roles as coroutines (greenlets) of this process, on a simulated fabric: repeatable asynchrony.
+    """All roles as coroutines of this process, on a simulated fabric: repeatable asynchrony.
+
+    The coroutines are greenlets, or threads where collectives are differentiated (see ``coroutines``).
 
     One coroutine runs at a time, and the run's seed determines which is next at each call of the fabric. So a
     repeated run gives the same parameters, even with an asynchronous strategy, unless the run is limited by
@@ -64,7 +66,7 @@ class Inline(Launcher):
             context = WorkerContext(
                 rank, member_fabric, run_state, folder, started_at, offset, restored, between_steps=poll
             )
-            # as in a worker's own process; with more threads, the first sums would differ from later ones
+            # as in a worker's own process: how sums are rounded depends on the number of threads
             fix_arithmetic(run.placement.threads)
             try:
                 work(run, context)

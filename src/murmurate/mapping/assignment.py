@@ -2,9 +2,9 @@
 3).
 
 In the relaxed loop (section 4.3.1) batches are drawn ahead, so that training and the replay manager overlap:
-gradient steps per second are min(TP_train, TP_RMM) (eq. 4.2), where TP_RMM counts drawing a batch and setting
-its priorities. Unlike the thesis', these times include the link if the two are on different devices; it may
-take longer than the work itself.
+gradient steps per second are min(TP_train, TP_RMM) (eq. 4.2). TP_RMM is the replay manager's rate of drawing
+a batch and setting its priorities. Differs from the thesis: if the two are on different devices, their times
+include the link, which may take longer than the work itself.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int,
 
     row_bytes: E, the bytes of a transition. actors: number of actors, each of which inserts one transition
     from the host per gradient step. stored: number of transitions that the storage must hold. Raises Refusal
-    if no device can train, or none can manage a replay.
+    if no device can train, none can manage a replay, or none has room for the storage.
     """
     rates = {
         (a.name, b.name): rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pickle
 import time
@@ -55,8 +56,8 @@ class ActorPlan:
     actors: number of processes that share its ``simulators``. rank, replicas: rank of the learner, and number
         of learners; the epsilons are spread over the simulators of all learners. random_env_steps: number of
         random env steps of all these actors together.
-    queue: greatest number of one actor's trajectories that may wait for the learner, if actors make these.
-        poll_seconds: the longest time between two polls of an actor whose ring is full.
+    queue: greatest number of one actor's trajectories that may wait for the learner, where actors send
+        trajectories. poll_seconds: the longest time between two polls of an actor whose ring is full.
     """
 
     world: SimulatorWorld
@@ -115,7 +116,8 @@ class ActorProcess(Generic[R]):
             self.process.kill()
             self.process.wait()
             if self.process.stdin is not None:
-                self.process.stdin.close()
+                with contextlib.suppress(BrokenPipeError):  # settings that it did not read before it died
+                    self.process.stdin.close()
 
 
 class ActorProcesses(Generic[R]):

@@ -61,7 +61,8 @@ class _Decoder:
             self.process.kill()
             self.process.wait()
             if self.process.stdin is not None:
-                self.process.stdin.close()
+                with contextlib.suppress(BrokenPipeError):  # settings that it did not read before it died
+                    self.process.stdin.close()
             self.process = None
 
 

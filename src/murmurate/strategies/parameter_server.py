@@ -41,7 +41,7 @@ class ParameterServer(Strategy):
     local_steps: whether a client takes those steps; else its parameters do not change between pulls.
     wait: whether to pull right after the push, as in the paper; else the client goes on learning until the
         reply arrives.
-    delay_bound: D; the centre refuses a gradient that was computed at parameters from more than D of the
+    delay_bound: D'; the centre refuses a gradient that was computed at parameters from more than D' of the
         centre's updates ago, and counts it in ``refused``; the client goes on from the new parameters. 0:
         none is refused.
     deadline_seconds: longest time for a push or a pull. Afterwards the client goes on with its own

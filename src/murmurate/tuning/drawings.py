@@ -1,4 +1,4 @@
-"""The figures of a study's page: each function here returns one that draws on matplotlib axes."""
+"""The figures of a study's page: functions that return a ``Draw``, which draws on matplotlib axes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def short_word(value: Any) -> str:
 
 
 def history(trials: Sequence[Any], objective: Objective) -> Draw:
-    """The value of each trial by its number, and the best so far."""
+    """The value of each finished trial by its number, the last value of each pruned one (a cross), and the
+    best finished value so far."""
 
     def draw(axes: Axes) -> None:
         done = [trial for trial in trials if trial.state.name == "COMPLETE"]
@@ -39,7 +40,7 @@ def history(trials: Sequence[Any], objective: Objective) -> Draw:
 
 
 def bars(rows: Sequence[tuple[str, float]]) -> Draw:
-    """A bar for each (name, share), the largest on top."""
+    """A bar for each (name, share), the first on top."""
 
     def draw(axes: Axes) -> None:
         for row, (_, share) in enumerate(rows):

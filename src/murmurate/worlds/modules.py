@@ -22,7 +22,7 @@ from typing import Any
 from murmurate.errors import Refusal
 
 FILE = "murmurate_file_"  # prefix of the names of modules that are loaded from files
-_loading: list[str] = []  # files that are being executed, the innermost last
+_loading: list[str] = []  # files and modules that are being executed, the innermost last
 _searched: list[str] = []  # folders of the enclosing ``search`` contexts
 
 
@@ -55,15 +55,19 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
     """(the module called ``name``, the folder where it was found; "" where it is installed).
 
     It is looked for where Python looks, then in ``folder``, in the folders of ``search``, and in the working
-    folder. purpose: what needs the module, for the message of the ``Refusal`` if it cannot be imported.
+    folder; folders that were tried stay on ``sys.path``. purpose: what needs the module, for the message of
+    the ``Refusal`` if it cannot be imported.
     """
     missing: ModuleNotFoundError | None = None
     for place in ("", folder, *_searched, os.getcwd()):
         if place and place not in sys.path:
             sys.path.append(place)
             importlib.invalidate_caches()
+        _loading.append(name)
         try:
             module = importlib.import_module(name)
+        except Refusal:
+            raise
         except ModuleNotFoundError as problem:
             if problem.name and (name == problem.name or name.startswith(f"{problem.name}.")):
                 missing = problem
@@ -71,6 +75,8 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
             raise _unusable(name, purpose, problem) from problem
         except Exception as problem:
             raise _unusable(name, purpose, problem) from problem
+        finally:
+            _loading.pop()
         return module, folder_of(name, module)
     raise Refusal(
         f"{purpose} needs the module '{name}', which cannot be imported ({missing}). Install it, or put its "
@@ -86,10 +92,10 @@ def draw_without_screen() -> None:
 
 
 def load_file(file: str, purpose: str) -> ModuleType:
-    """The module in ``file``, executed once; its folder is added to ``sys.path``, so that it can import the
-    modules beside it.
+    """The module in ``file``, executed once, and again after it has changed; its folder is added to
+    ``sys.path``, so that it can import the modules beside it.
 
-    Raises ``Refusal`` if there is no such file, or if it raises.
+    Raises ``Refusal`` if there is no such file, if Python cannot load it, or if it raises.
     """
     if not os.path.isfile(file):
         raise Refusal(
@@ -127,7 +133,7 @@ def _execute(file: str, mtime_ns: int, purpose: str) -> ModuleType:
 
 
 def being_loaded() -> str:
-    """The file that ``load_file`` is executing at present; "" for none."""
+    """The file or module that ``load_file`` or ``import_module`` is executing at present; "" for none."""
     return _loading[-1] if _loading else ""
 
 

@@ -42,7 +42,7 @@ def names() -> list[str]:
 def world(name: str) -> OwnWorld | None:
     """The world called ``env:module:callable`` or ``env:FILE.py:callable``; None for other names.
 
-    Raises ``Refusal`` where there is no such class or function.
+    Raises ``Refusal`` where there is no such class or function, or its module or file cannot be imported.
     """
     if not name.startswith(PREFIX):
         return None
@@ -68,7 +68,8 @@ def world_name(env: str) -> str:
     """The name of the world that ``env`` means: a registered id, ``module:Id``, ``module:callable``,
     ``FILE.py:callable``, or already the name of a world.
 
-    Raises ``Refusal`` for a module that neither has such a callable nor registers such an id.
+    Raises ``Refusal`` for a file without ``:NAME``, and for a module that cannot be imported, or that neither
+    has such a callable nor registers such an id.
     """
     module_name, _, path = env.rpartition(":")
     if env.startswith((PREFIX, _gym_env.PREFIX)):
@@ -107,14 +108,15 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
             process alone: for the launcher ``inline``.
 
     Raises:
-        Refusal: for a name that refers to nothing; and when a script that is being imported for its
-            environment calls this to start a run.
+        Refusal: for a name that refers to nothing, and for an ``env`` that is neither a name nor callable;
+            also where the file or module of an environment, while it is loaded, calls this to start a run.
+        MissingExtra: for a name that may be of a world of a package that is not installed.
     """
     from murmurate.worlds import registry
 
-    if file := modules.being_loaded():
+    if source := modules.being_loaded():
         raise Refusal(
-            f"{file} starts a run while it is loaded for the environment in it. Put what starts the run "
+            f"{source} starts a run while it is loaded for the environment in it. Put what starts the run "
             'under: if __name__ == "__main__":'
         )
     if isinstance(env, str):
@@ -130,9 +132,12 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
 
 @contextlib.contextmanager
 def replaced_by(env: str | Callable[..., Any] | None) -> Iterator[OwnWorld | None]:
-    """For a run folder whose own class or function cannot be found here: ``env`` makes the environments of
-    every world that ``world`` returns within this context, and afterwards those of ``relocated``. None
-    changes nothing. Yields the world of ``env``."""
+    """For a run folder whose own class or function cannot be found here: within this context, ``env`` makes
+    the environments of every world that ``world`` returns. Yields the world of ``env``, for ``relocated``,
+    whose result may be used after the context too. With None it changes nothing, and yields None.
+
+    Raises ``Refusal`` for a name that refers to nothing, or to a registered environment.
+    """
     if env is None:
         yield None
         return

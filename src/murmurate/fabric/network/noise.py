@@ -72,7 +72,8 @@ class Noise:
         return public + sealed
 
     def read(self, message: bytes) -> bytes:
-        """The payload of the peer's message. Raises InvalidTag, or ValueError for a key of small order."""
+        """The payload of the peer's message. Raises InvalidTag, or ValueError for a public key of small order
+        or of fewer than 32 bytes."""
         public, sealed = message[:KEY_BYTES], message[KEY_BYTES:]
         self._theirs["e"] = X25519PublicKey.from_public_bytes(public)
         self._mix_tokens(next(self._messages), public)

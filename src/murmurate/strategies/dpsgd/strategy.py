@@ -57,14 +57,14 @@ class DPSGD(Strategy):
         eta. None is 1 over the number of nodes: then v moves by the mean of the nodes' movements.
     global_momentum: momentum of the master's step.
     scale_rates: whether to scale eta and rho by Corollary 1, as values that are meant for p = B = M = 1.
-    wait: whether to wait for the master's reply after a push, as if line 3 followed line 10. Else the node
-        goes on learning until the reply v' arrives, and keeps the updates made meanwhile: u <- v' + (u - u at
-        the push).
-    delay_bound: D; the master refuses a push made from a v more than D of its own updates old, and the node
+    wait: whether to wait for the master's reply after a push (Algorithm 2, line 10, then line 3 of the next
+        pass). Else the node goes on learning until the reply v' arrives, and keeps the updates made
+        meanwhile: u <- v' + (u - u at the push).
+    delay_bound: D'; the master refuses a push made from a v more than D' of its own updates old, and the node
         goes on from the new v. 0: none is refused.
     shrinks: where gradients are row-sparse and shrink all of v, the v of which a push takes away a share: the
-        one that the node had ``pulled`` (line 4), or the ``present`` one, with which counts stay positive
-        (``sparse_master``).
+        one that the node had ``pulled`` (Algorithm 1, line 4), or the ``present`` one, with which counts stay
+        positive (``sparse_master``).
     deadline_seconds: longest time for a push or a wait. Afterwards the node goes on, and pushes or pulls
     later.
     """
@@ -206,7 +206,8 @@ class DPSGD(Strategy):
         self._pushes.on_member(event)
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """The master receives all earlier pushes, applied or not; replies are sent again later."""
+        """The master takes all earlier pushes; those that are not yet M together are saved with its state. A
+        reply in flight need not be saved: after a resume the master sends v to each node."""
         centre = centre_of(channel)
         if channel.rank != centre:  # each replica, as each may be the leader
             return self._pushes.send_markers(channel, number, [centre], replica.params.detach())
