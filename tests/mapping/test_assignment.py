@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_stored_elsewhere() -> None:
 
 
 def test_devices_that_cannot_train_are_refused() -> None:
-    with pytest.raises(Refusal, match="can both"):
+    with pytest.raises(Refusal, match="none of these devices can train"):
         assign([device("fpga", None, (1e-6, 1e-9))], 32, 40, 1, 100)
 
 

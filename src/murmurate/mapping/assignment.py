@@ -107,8 +107,8 @@ def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int,
     }
     if not rates:
         raise Refusal(
-            "none of these devices can both train and draw from a replay. Add this host's profile: murmurate "
-            "plan RECIPE --profile."
+            "none of these devices can train, or none can draw from a replay. Add this host's profile: "
+            "murmurate plan RECIPE --profile."
         )
     trains = {d.name: 1 / s for d in devices if (s := d.train_seconds(batch)) is not None}
     draws = {d.name: 1 / s for d in devices if (s := d.draw_seconds(batch)) is not None}
