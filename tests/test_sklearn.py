@@ -295,7 +295,7 @@ def test_another_number_of_words_is_refused(verb):
         ({"learning_method": "gibbs"}, ValueError, "it must be one of online, batch"),
         ({"init": "zeros"}, ValueError, "init"),
         ({"strategy": "gosip"}, ValueError, "There is no strategy called 'gosip'"),
-        ({"replicas": 2}, ValueError, "solo trains one replica"),
+        ({"replicas": 2}, ValueError, "solo trains one replica.* Use replicas=1, .*strategy='all-reduce'"),
         ({"replicas": 2, "strategy": "gala", "learning_method": "batch"}, ValueError, "online"),
         ({"step_rule": "average", "learning_rate": 1}, ValueError, "rate is 1"),
         (

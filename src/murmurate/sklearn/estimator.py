@@ -363,7 +363,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 "batch learning needs all documents in one replica. Use learning_method='online'."
             )
         with _as_value_errors():
-            strategy_from(self.strategy)
+            chosen = strategy_from(self.strategy)
+        if self.replicas > 1 and not chosen.needs:  # its own message names options of the command line
+            raise ValueError(
+                f"{chosen.name} trains one replica, and replicas is {self.replicas}. Use replicas=1, or let "
+                "them agree: strategy='all-reduce'."
+            )
 
 
 @contextlib.contextmanager
