@@ -156,6 +156,12 @@ def test_partial_fit_goes_on_where_it_was():
     assert parts.perplexity(counts()) < 1.1 * fitted(max_iter=1, batch_size=40).perplexity(counts())
 
 
+def test_partial_fit_with_another_number_of_topics_is_refused():
+    fitted = LatentDirichletAllocation(3, random_state=0).partial_fit(counts())
+    with pytest.raises(ValueError, match=r"n_components is 4, .* the 3 topics of components_"):
+        fitted.set_params(n_components=4).partial_fit(counts())
+
+
 def test_partial_fit_is_online_also_after_batch_learning():
     batch = fitted(learning_method="batch", max_iter=3)
     before = batch.components_.copy()
