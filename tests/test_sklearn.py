@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -319,6 +320,12 @@ def test_another_number_of_words_is_refused(verb):
 def test_parameters_that_make_no_sense_are_refused(settings, error, words):
     with pytest.raises(error, match=words):
         LatentDirichletAllocation(**settings).fit(counts())
+
+
+def test_a_script_without_a_main_guard_is_told_what_to_guard(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(ValueError, match=r"fit of an estimator\) under: if __name__"):
+        LatentDirichletAllocation(3, replicas=2, strategy="all-reduce").fit(counts())
 
 
 @pytest.mark.parametrize(
