@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -156,6 +157,12 @@ def test_partial_fit_goes_on_where_it_was():
     assert parts.perplexity(counts()) < 1.1 * fitted(max_iter=1, batch_size=40).perplexity(counts())
 
 
+def test_partial_fit_with_another_number_of_topics_is_refused():
+    fitted = LatentDirichletAllocation(3, random_state=0).partial_fit(counts())
+    with pytest.raises(ValueError, match=r"n_components is 4, .* the 3 topics of components_"):
+        fitted.set_params(n_components=4).partial_fit(counts())
+
+
 def test_partial_fit_is_online_also_after_batch_learning():
     batch = fitted(learning_method="batch", max_iter=3)
     before = batch.components_.copy()
@@ -295,7 +302,7 @@ def test_another_number_of_words_is_refused(verb):
         ({"learning_method": "gibbs"}, ValueError, "it must be one of online, batch"),
         ({"init": "zeros"}, ValueError, "init"),
         ({"strategy": "gosip"}, ValueError, "There is no strategy called 'gosip'"),
-        ({"replicas": 2}, ValueError, "solo trains one replica"),
+        ({"replicas": 2}, ValueError, "solo trains one replica.* Use replicas=1, .*strategy='all-reduce'"),
         ({"replicas": 2, "strategy": "gala", "learning_method": "batch"}, ValueError, "online"),
         ({"step_rule": "average", "learning_rate": 1}, ValueError, "rate is 1"),
         (
@@ -313,6 +320,12 @@ def test_another_number_of_words_is_refused(verb):
 def test_parameters_that_make_no_sense_are_refused(settings, error, words):
     with pytest.raises(error, match=words):
         LatentDirichletAllocation(**settings).fit(counts())
+
+
+def test_a_script_without_a_main_guard_is_told_what_to_guard(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(ValueError, match=r"fit of an estimator\) under: if __name__"):
+        LatentDirichletAllocation(3, replicas=2, strategy="all-reduce").fit(counts())
 
 
 @pytest.mark.parametrize(

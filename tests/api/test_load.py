@@ -88,6 +88,19 @@ def test_a_policy_in_bfloat16_is_loaded_in_float32(trained: MakeModel) -> None:
     assert {parameter.dtype for parameter in model.module.parameters()} == {torch.float32}
 
 
+def test_the_model_is_built_once(trained: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = trained("cartpole-a2c").folder
+    built: list[Path] = []
+
+    def load_and_count(run: Any, checkpoint: Path) -> Any:
+        built.append(checkpoint)
+        return load_agent(run, checkpoint)
+
+    monkeypatch.setattr("murmurate.api.model.load_agent", load_and_count)
+    murmurate.load(folder)
+    assert len(built) == 1
+
+
 @pytest.mark.parametrize(
     "observation", [np.zeros(3), np.zeros((2, 2, 4)), 1.0, "left", {"a": 1}, [np.inf] * 4]
 )

@@ -106,11 +106,11 @@ class TestLocalSGD:
 
     @pytest.mark.parametrize("outer", [{"outer_momentum": 0.9}, {"outer_nesterov": True}])
     def test_settings_of_an_outer_optimizer_that_does_not_exist_are_refused(self, outer):
-        with pytest.raises(Refusal, match=r"--strategy.outer-learning-rate 0.7"):
+        with pytest.raises(Refusal, match=r"Set outer_learning_rate to 0\.7"):
             LocalSGD(**outer).check(2)
 
     def test_nesterov_without_a_momentum_is_refused(self):
-        with pytest.raises(Refusal, match=r"--strategy.outer-momentum 0.9"):
+        with pytest.raises(Refusal, match=r"Set outer_momentum to 0\.9, or leave out outer_nesterov"):
             LocalSGD(outer_learning_rate=0.7, outer_nesterov=True).check(2)
 
     @pytest.mark.parametrize("outer", [{}, {"outer_learning_rate": 0.7, "outer_momentum": 0.9}])

@@ -71,7 +71,7 @@ def test_what_the_user_chose_stays():
             DPSGD(threads=1, batch=4),
             2,
             {"delay": 1.0, "step_rule": "average", "rate": 0.2},
-            ["s = 0.107", "0.5 x 4 x 0.893 = 1.79", "below 1", "--strategy.global-learning-rate 0.27"],
+            ["s = 0.107", "0.5 x 4 x 0.893 = 1.79", "below 1", "global_learning_rate of 0.27"],
         ),
         (DPSGD(threads=2, global_learning_rate=1.5), 2, {}, ["p B = 2 x 10", "1.5 x 1 x"]),
         (DPSGD(threads=1, batch=3), 2, {"delay": 1.0}, ["s = 0 of v", "0.5 x 3 x 1 = 1.5"]),

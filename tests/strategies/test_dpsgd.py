@@ -46,9 +46,9 @@ def test_corollary_1_scales_eta_and_rho_by_threads_of_a_node_and_not_by_nodes():
 def test_an_advised_rate_is_not_refused():
     for eta in (0.01, 0.03, 0.1, 0.3):
         for p, B, M in ((2, 20, 8), (1, 3, 5), (4, 10, 32), (1, 1, 90)):
-            with pytest.raises(Refusal, match="global-learning-rate") as caught:
+            with pytest.raises(Refusal, match="global_learning_rate of") as caught:
                 refuse_shrinking(eta, 50.0, p, B, M)
-            advised = float(re.search(r"learning-rate ([\d.e-]+) or less", str(caught.value))[1])
+            advised = float(re.search(r"learning_rate of ([\d.e-]+) or less", str(caught.value))[1])
             assert advised > 0
             refuse_shrinking(eta, advised, p, B, M)
 

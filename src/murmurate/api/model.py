@@ -66,9 +66,13 @@ def load(
             if (problem := checkpoint.damage(path)) is not None:
                 raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
         else:
-            path = checkpoint.newest(
-                run_folder / "checkpoints", lambda each: load_agent(run, each), replays=False
-            )
+            loaded: list[Any] = []  # the last is of the checkpoint that is returned
+
+            def load_into(each: Path) -> None:
+                loaded[:] = [load_agent(_in_float32(run), each)]
+
+            path = checkpoint.newest(run_folder / "checkpoints", load_into, replays=False)
+            return TrainedModel(run, path, loaded[0])
         return TrainedModel(run, path)
 
 
@@ -84,11 +88,11 @@ class TrainedModel:
         folder: folder of the run.
     """
 
-    def __init__(self, run: Run, checkpoint_folder: Path) -> None:
+    def __init__(self, run: Run, checkpoint_folder: Path, learner: Any = None) -> None:
         self.run = run
         self._checkpoint = checkpoint_folder.absolute()  # the process may change its directory
         self.folder = self._checkpoint.parents[1]
-        self._learner = load_agent(_in_float32(run), checkpoint_folder)
+        self._learner = load_agent(_in_float32(run), checkpoint_folder) if learner is None else learner
         for replica in self._learner.replicas.values():
             replica.module.eval()
         self._generator = derive_generator(run.seed, "acting")

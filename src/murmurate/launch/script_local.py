@@ -42,8 +42,8 @@ def refuse_import() -> None:
     """Raises Refusal in a process that is importing the script for a replica."""
     if getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise Refusal(
-            "each process imports the script, and this one started replicas while it was imported. Put "
-            "murmurate.run(...) under: if __name__ == '__main__':"
+            "each process imports the script, and this one started replicas while it was imported. Put what "
+            "starts them (murmurate.run, or fit of an estimator) under: if __name__ == '__main__':"
         )
 
 

@@ -208,6 +208,11 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         corpus, dtype = self._counts(X, reset=is_first)
         if is_first:
             self._begin()
+        elif self.n_components != len(self.components_):
+            raise ValueError(
+                f"n_components is {self.n_components}, and partial_fit continues with the "
+                f"{len(self.components_)} topics of components_. Set n_components back, or call fit."
+            )
         start = None if is_first else self.topics_.matrix
         matrix = self._learn(
             corpus, round(self.total_samples), start, self.n_iter_, 1, shuffled=False, online=True
@@ -363,7 +368,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 "batch learning needs all documents in one replica. Use learning_method='online'."
             )
         with _as_value_errors():
-            strategy_from(self.strategy)
+            chosen = strategy_from(self.strategy)
+        if self.replicas > 1 and not chosen.needs:  # its own message names options of the command line
+            raise ValueError(
+                f"{chosen.name} trains one replica, and replicas is {self.replicas}. Use replicas=1, or let "
+                "them agree: strategy='all-reduce'."
+            )
 
 
 @contextlib.contextmanager

@@ -60,12 +60,12 @@ class LocalSGD(Strategy):
         if self.outer_learning_rate is None and (self.outer_momentum or self.outer_nesterov):
             raise Refusal(
                 "outer_momentum and outer_nesterov are of the outer optimizer, and there is none without its "
-                "learning rate. Use --strategy.outer-learning-rate 0.7, or leave them out."
+                "learning rate. Set outer_learning_rate to 0.7, or leave them out."
             )
         if self.outer_nesterov and not self.outer_momentum:
             raise Refusal(
-                "outer_nesterov is a kind of outer momentum, and outer_momentum is 0. Use "
-                "--strategy.outer-momentum 0.9, or leave out --strategy.outer-nesterov."
+                "outer_nesterov is a kind of outer momentum, and outer_momentum is 0. Set outer_momentum to "
+                "0.9, or leave out outer_nesterov."
             )
 
     def attach(self, replica: Replica, channel: Channel) -> None:

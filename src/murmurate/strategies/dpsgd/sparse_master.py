@@ -128,7 +128,7 @@ class SparseMaster(Master):
         if shrink >= 1 and self._keeps_rows:
             raise StepTooLarge(
                 f"the master would shrink v by {shrink:g} of itself, and parameters that are counts become "
-                "negative: use --strategy.shrinks present, a smaller global_learning_rate, fewer "
+                "negative: use shrinks 'present', a smaller global_learning_rate, fewer "
                 "local_updates, or a smaller step"
             )
         if shrink >= 1:

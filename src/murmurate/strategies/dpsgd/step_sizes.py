@@ -31,5 +31,5 @@ def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
         f"parameters that must stay above 0 may fall below it: with eta = {eta:.3g} the p B = {p} x "
         f"{B} updates before a push leave s = {kept_share:.3g} of v, and the master takes "
         f"rho sum(1 - s) = {rho:.3g} x {M} x {1 - kept_share:.3g} = {removed_share:.3g} of it away, which "
-        f"must be below 1. Use --strategy.global-learning-rate {max_rate:g} or less, or smaller steps."
+        f"must be below 1. Use a global_learning_rate of {max_rate:g} or less, or smaller steps."
     )
