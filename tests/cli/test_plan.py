@@ -204,6 +204,13 @@ def test_settings_of_a_strategy_are_left_out_for_another_one() -> None:
         assert change(run, words[2:], "").replicas == 2
 
 
+def test_what_the_plan_imports_is_part_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recipe("cartpole-a2c")
+    monkeypatch.setenv("MURMURATE_IMPORT", "/their/module.py")
+    for words in (["--replicas", "2"], ["--strategy", "gala", "--replicas", "2"]):
+        assert _words(run, None, [], candidate(run, *words)) == ["--import", "/their/module.py", *words]
+
+
 def test_a_check_for_another_machine_is_refused_before_anything_is_measured(capsys: Capture) -> None:
     assert main(["plan", "cartpole-a2c", "--check", "--on", "nowhere.json"]) == 2
     assert "--check runs the candidates here" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
 from murmurate.cli.options import change, given, number_argument, option
+from murmurate.cli.sweep import imported
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 
@@ -162,7 +163,8 @@ def _words(run: Run, strategy: str | None, rest: Iterable[str], candidate: Candi
     strategy's if the candidate has another one, then its changes. Of an option that is given twice, the later
     value counts."""
     if "--strategy" not in candidate.changes:
-        return [*(() if strategy is None else ("--strategy", strategy)), *rest, *candidate.changes]
+        own = () if strategy is None else ("--strategy", strategy)
+        return [*imported(), *own, *rest, *candidate.changes]
     kept: list[str] = []
     is_kept = True
     for word in rest:
@@ -170,7 +172,7 @@ def _words(run: Run, strategy: str | None, rest: Iterable[str], candidate: Candi
             [name] = given([word], run, "murmurate plan")
             is_kept = not name.startswith("strategy.")
         kept += [word] * is_kept
-    return [*kept, *candidate.changes]
+    return [*imported(), *kept, *candidate.changes]
 
 
 def _say(line: str) -> None:
