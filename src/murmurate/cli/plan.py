@@ -98,7 +98,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     if options.target is not None or objective == "time":
         check_returns(run)
     _check_outputs(options)
-    profile = _profile(run, options)
+    profile = _profile(run, options, objective)
     candidates = search(run, profile, objective, options.hosts, _say)
     words = [_words(run, options.strategy, rest, each) for each in candidates]
     rates = _measured_rates(candidates) if options.check else {}
@@ -196,13 +196,14 @@ def _keep(profile: DeviceProfile, path: Path) -> None:
     save(profile, path)
 
 
-def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
+def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> DeviceProfile:
     """The profile of ``--on``, or this machine's, with the costs that the plan needs; what is measured is
     saved at once."""
     from murmurate.mapping import learning, measure
     from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.precision import with_faster_precision
     from murmurate.mapping.profile import DeviceProfile, key, load
+    from murmurate.mapping.search import check_objective
     from murmurate.spec import usable_cores
     from murmurate.training.session import device_types
 
@@ -227,6 +228,8 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     if has_changed:
         profile.watts = options.watts
         _keep(profile, path)
+    if here and (objective != "time" or options.target is None):  # a target is measured below
+        check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
     for variant in with_faster_precision(run) if here else ():
         if options.profile or key(variant) not in profile.recipes:
             _say(f"measuring {run.recipe} on this machine" + ", in bfloat16" * (variant is not run))
