@@ -129,6 +129,16 @@ def test_the_time_to_a_target_needs_a_target(capsys: Capture) -> None:
     assert "--target" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("objective", "remedy"), [("time", "--target RETURN"), ("energy", "--watts 6")])
+def test_what_an_objective_lacks_is_refused_before_anything_is_measured(
+    objective: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where there is no profile yet
+    monkeypatch.setattr(measure, "add_recipe", lambda *_: pytest.fail("measured"))
+    assert main(["plan", "cartpole-a2c", "--objective", objective]) == 2
+    assert remedy in capsys.readouterr().err
+
+
 def test_a_profile_of_other_settings_is_refused(folder: Path, capsys: Capture) -> None:
     profile = load(folder / "runs" / "profile.json")
     profile.hardware["cpu"] = "another processor"
@@ -202,6 +212,13 @@ def test_settings_of_a_strategy_are_left_out_for_another_one() -> None:
         words = _words(run, "local-sgd", rest, candidate(run, "--replicas", "2"))
         assert words == ["--strategy", "local-sgd", *rest, "--replicas", "2"]
         assert change(run, words[2:], "").replicas == 2
+
+
+def test_what_the_plan_imports_is_part_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recipe("cartpole-a2c")
+    monkeypatch.setenv("MURMURATE_IMPORT", "/their/module.py")
+    for words in (["--replicas", "2"], ["--strategy", "gala", "--replicas", "2"]):
+        assert _words(run, None, [], candidate(run, *words)) == ["--import", "/their/module.py", *words]
 
 
 def test_a_check_for_another_machine_is_refused_before_anything_is_measured(capsys: Capture) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
 from murmurate.cli.options import change, given, number_argument, option
+from murmurate.cli.sweep import imported
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 
@@ -97,7 +98,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     if options.target is not None or objective == "time":
         check_returns(run)
     _check_outputs(options)
-    profile = _profile(run, options)
+    profile = _profile(run, options, objective)
     candidates = search(run, profile, objective, options.hosts, _say)
     words = [_words(run, options.strategy, rest, each) for each in candidates]
     rates = _measured_rates(candidates) if options.check else {}
@@ -162,7 +163,8 @@ def _words(run: Run, strategy: str | None, rest: Iterable[str], candidate: Candi
     strategy's if the candidate has another one, then its changes. Of an option that is given twice, the later
     value counts."""
     if "--strategy" not in candidate.changes:
-        return [*(() if strategy is None else ("--strategy", strategy)), *rest, *candidate.changes]
+        own = () if strategy is None else ("--strategy", strategy)
+        return [*imported(), *own, *rest, *candidate.changes]
     kept: list[str] = []
     is_kept = True
     for word in rest:
@@ -170,7 +172,7 @@ def _words(run: Run, strategy: str | None, rest: Iterable[str], candidate: Candi
             [name] = given([word], run, "murmurate plan")
             is_kept = not name.startswith("strategy.")
         kept += [word] * is_kept
-    return [*kept, *candidate.changes]
+    return [*imported(), *kept, *candidate.changes]
 
 
 def _say(line: str) -> None:
@@ -194,13 +196,14 @@ def _keep(profile: DeviceProfile, path: Path) -> None:
     save(profile, path)
 
 
-def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
+def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> DeviceProfile:
     """The profile of ``--on``, or this machine's, with the costs that the plan needs; what is measured is
     saved at once."""
     from murmurate.mapping import learning, measure
     from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.precision import with_faster_precision
     from murmurate.mapping.profile import DeviceProfile, key, load
+    from murmurate.mapping.search import check_objective
     from murmurate.spec import usable_cores
     from murmurate.training.session import device_types
 
@@ -225,6 +228,8 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     if has_changed:
         profile.watts = options.watts
         _keep(profile, path)
+    if here and (objective != "time" or options.target is None):  # a target is measured below
+        check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
     for variant in with_faster_precision(run) if here else ():
         if options.profile or key(variant) not in profile.recipes:
             _say(f"measuring {run.recipe} on this machine" + ", in bfloat16" * (variant is not run))

@@ -44,13 +44,18 @@ def forwarded(options: argparse.Namespace, without: Collection[str] = ()) -> lis
     without: names of options to leave out.
     """
     words = [] if options.recipe is None else [options.recipe]
-    words += [word for module in plugins.imports() for word in ("--import", module)]
+    words += imported()
     for name, value in vars(options).items():
         if name in _NOT_FORWARDED or name in without or value is None or value is False:
             continue
         for each in value if isinstance(value, list) else [value]:
             words += [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]
     return words
+
+
+def imported() -> list[str]:
+    """``--import`` of each module that this command imports, as words of a command."""
+    return [word for module in plugins.imports() for word in ("--import", module)]
 
 
 def check_jobs(run: Any, jobs: int) -> None:

@@ -125,7 +125,17 @@ def _checked(
             f"the profile holds the costs of {known}, and not of {run.recipe} with these settings. Measure "
             f"them: murmurate plan {run.recipe} --profile."
         )
+    check_objective(run, profile, objective)
     learning = costs.learning
+    if objective == "time" and learning is not None and learning.unfinished:
+        log(f"unfinished: {learning.unfinished} of {learning.runs} runs missed {learning.target:g}")
+    return learning
+
+
+def check_objective(run: Run, profile: DeviceProfile, objective: Objective) -> None:
+    """Raise Refusal if the profile lacks what ``objective`` needs beside the costs of ``run``."""
+    costs = profile.recipes.get(key(run))
+    learning = None if costs is None else costs.learning
     if objective == "time" and learning is None:
         raise Refusal(
             f"how fast {run.recipe} learns was not measured, so the time to a target is unknown. Measure it: "
@@ -137,14 +147,11 @@ def _checked(
             f"Measure it with these: murmurate plan {run.recipe} --profile --target {learning.target:g}; or "
             "use --objective throughput."
         )
-    if objective == "time" and learning is not None and learning.unfinished:
-        log(f"unfinished: {learning.unfinished} of {learning.runs} runs missed {learning.target:g}")
     if objective == "energy" and profile.watts is None:
         raise Refusal(
             "the power of a core is unknown, so energy cannot be predicted. Give it: --watts 6; or use "
             "--objective throughput."
         )
-    return learning
 
 
 def _memory_bytes(profile: DeviceProfile) -> int:
