@@ -64,11 +64,15 @@ def parallelize(
     whole_again(module)
     handles: list[Any] = [module.register_forward_pre_hook(_Scatter(parts, in_evaluation), with_kwargs=True)]
     module.__dict__[_HANDLES] = handles
-    for name, layer in module.named_modules():
-        if name:
-            handles.append(layer.register_forward_pre_hook(_NoteLayer(parts, name)))
-        if isinstance(layer, BatchNorm):
-            handles.append(NormOverParts(layer, parts, name))
+    try:
+        for name, layer in module.named_modules():
+            if name:
+                handles.append(layer.register_forward_pre_hook(_NoteLayer(parts, name)))
+            if isinstance(layer, BatchNorm):
+                handles.append(NormOverParts(layer, parts, name))
+    except Refusal:
+        whole_again(module)
+        raise
     return module
 
 
