@@ -40,7 +40,7 @@ def test_seconds_are_cycles_over_the_clock() -> None:
     assert model.sample_seconds(4096) / 4 < banked.sample_seconds(4096) < model.sample_seconds(4096) / 3
 
 
-def test_a_clock_outside_the_table_is_refused_or_assumed() -> None:
+def test_a_clock_outside_the_table_is_refused_or_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     large = TreeShape(1 << 20, 4, 16)
     with pytest.raises(Refusal, match="murmurate fpga pnr"):
         _ = ReplayManagerModel(large).clock
@@ -48,6 +48,9 @@ def test_a_clock_outside_the_table_is_refused_or_assumed() -> None:
     between = ReplayManagerModel(TreeShape(8_192, 4, 16)).clock
     assert between[1] == "interpolated-pnr"
     assert between[0] == 1e6 * min(row["mhz"] for row in table() if row["leaves"] in (4_096, 16_384))
+    better = [{**row, "mhz": row["mhz"] + 1.0, "seed": row["seed"] + 1} for row in table()]
+    monkeypatch.setattr("murmurate.fpga.model.table", lambda: (*table(), *better))
+    assert ReplayManagerModel(TreeShape(8_192, 4, 16)).clock[0] == between[0] + 1e6, "of the best seeds"
     with pytest.raises(Refusal, match="Use 4096 to 65536 leaves"):
         _ = ReplayManagerModel(TreeShape(1_024, 4, 16)).clock
     for wrong in ({"banks": 0}, {"mhz": 0.0}, {"mhz": -1.0}, {"mhz": float("nan")}):

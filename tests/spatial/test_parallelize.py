@@ -96,6 +96,7 @@ def test_ghost_batches_are_refused_with_their_layer():
 
     with pytest.raises(Refusal, match="'norm' takes statistics of ghost batches"):
         parallelize(net, Parts(None, (1, 1)))
+    assert not any(module._forward_pre_hooks for module in net.modules()), "the net is as it was"
 
 
 def test_evaluation_and_the_way_back():

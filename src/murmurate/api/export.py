@@ -57,7 +57,10 @@ def check_path(path: Path) -> None:
 
 
 def export_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Exported:
-    """Named tensors with ``metadata`` as JSON under the key "murmurate"."""
+    """Write named tensors, with ``metadata`` as JSON under the key "murmurate", and read them again.
+
+    Raises Refusal if the file cannot be made, RunFailed if it cannot be written or holds something else.
+    """
     from safetensors import safe_open
     from safetensors.torch import save
 
@@ -71,9 +74,11 @@ def export_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[
 
 
 def export_program(path: Path, program: Any, metadata: Mapping[str, Any]) -> Exported:
-    """``program`` (``program.Program``) as a file that runs without this package, for batches of any size.
+    """Write ``program`` (``program.Program``) as a file that runs without this package, for batches of any
+    size.
 
-    Raises RunFailed, with no file written, if it does not compute the same.
+    Raises, with no file written, Refusal if torch cannot trace it or the file cannot be made, RunFailed if
+    the file cannot be written or does not compute the same.
     """
     traced = _traced(program)
     with _replacing(path) as temporary:

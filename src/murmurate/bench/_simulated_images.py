@@ -69,7 +69,8 @@ class GlooRate:
 
 
 def gloo_rate(parameters: int, rounds: int) -> GlooRate:
-    """The rate by the median times of ``rounds`` all-reduces of one number, and of ``parameters`` float32."""
+    """The rate by the median times of all-reduces of one float32 (20 * ``rounds``), and of ``parameters``
+    float32 (``rounds``)."""
     with tempfile.TemporaryDirectory(prefix="murmurate-gloo-") as folder:
         answers = _roles.run_together(2, _all_reduces, str(Path(folder) / "store"), parameters, rounds)
     latency, seconds = (statistics.median(values) for values in zip(*answers, strict=True))

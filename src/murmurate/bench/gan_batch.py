@@ -115,8 +115,8 @@ def measure(plan: GanBatchPlan, log: Log) -> dict[str, Any]:
 
 
 def check(plan: GanBatchPlan) -> None:
-    """Raises Refusal for kinds of batch statistics that the learner does not have, and for fewer than two
-    different numbers of replicas."""
+    """Raises Refusal for a kind of batch statistics other than ``replicas`` and ``local``, for no kind, and
+    for fewer than two different numbers of replicas."""
     for kind in plan.batch_norm:
         if kind not in ("replicas", "local"):
             raise Refusal(f"there is no batch normalisation '{kind}'. Use --batch-norm replicas,local.")

@@ -1,8 +1,8 @@
 """Jin 2018, Figures 3.1 and 3.2: all-reduce, elastic averaging and gossip, by number of members.
 
-8 to 128 members are simulated: a small net learns from real images, and its steps and messages take as long
-as those of ResNet-18 on this machine. Two members are also real processes. After an interruption, the same
-command continues.
+8 to 128 members are simulated: a small net learns from real images. Its messages take as long as those of
+ResNet-18, and its steps a tenth (``faster``) of the time that steps of ResNet-18 take on this machine. Two
+members are also real processes. After an interruption, the same command continues.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class JinImagesPlan:
     world: fashion or cifar10. path: path of the world's files. net: the net that learns. width: width of the
     net that learns. passes: number of passes through the training images; after 1/3 and 2/3 of them the step
     size falls to a tenth. batches: number of images in a member's step, for each of ``members``.
-    learning_rate: learning rate of every member. costs_of: a larger net; simulated steps and messages take as
-    long as those of this net. costs_side: side of the images of ``costs_of`` in pixels. measured_steps:
-    number of steps of ``costs_of`` that are timed here. faster: number by which the measured times are
-    divided (section 3.4: a K80 made a step of 32 images in about 0.2 s). network: as in ``murmurate
-    simulate``. real_members: the numbers of members that are also real processes of this host. where: the
-    folder that keeps the results.
+    learning_rate: learning rate of every member. costs_of: a larger net; simulated messages take as long as
+    those of this net, and simulated steps its measured times divided by ``faster``. costs_side: side of the
+    images of ``costs_of`` in pixels. measured_steps: number of steps of ``costs_of`` that are timed here.
+    faster: number by which the measured times are divided (section 3.4: a K80 made a step of 32 images in
+    about 0.2 s). network: as in ``murmurate simulate``. real_members: the numbers of members that are also
+    real processes of this host. where: the folder that keeps the results.
 
     members: the numbers of members that are simulated. methods: the methods that are run. seeds: number of
     seeds (0, 1, ...). validation: share of the training images that is held out. points: number of points of
@@ -223,8 +223,8 @@ def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float
 
 
 def row(members: int, method: str, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Means over seeds; ``early_loss``: validation loss at the time when all-reduce has done a third of its
-    run."""
+    """Means over seeds; ``early_loss``: validation loss at a third of the time that all-reduce takes for its
+    run; without all-reduce, of the method's own time."""
     matching = [c for c in curves if (c.members, c.method) == (members, method)]
     early = []
     for curve in matching:
@@ -265,7 +265,8 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> dict[str, Any]:
-    """The same comparison between processes of this host: wall seconds and accuracy, one seed."""
+    """A method between processes of this host, with seed 0: wall seconds, accuracy, test loss and greatest
+    staleness."""
     world = dataclasses.replace(cast(Any, recipe(f"{plan.world}-{plan.net}").world), path=plan.path)
     images = plan.passes * world.spec().examples
     name, options = METHODS[method]

@@ -32,6 +32,8 @@ class ReplayManagerModel:
 
     speed: speed grade of the device. mhz: an assumed clock; None: the clock of the committed table, whose
     designs have one bank.
+
+    Raises Refusal for fewer than one bank, and for ``mhz`` that is not above 0 and finite.
     """
 
     shape: TreeShape
@@ -49,10 +51,10 @@ class ReplayManagerModel:
     @property
     def clock(self) -> tuple[float, Provenance]:
         """(Hz, how it is known): the clock of the best placement seed. Between two sizes of the table with
-        the same fan-out and width, it is the lower clock of the two. That several banks keep the clock of
-        one is assumed.
+        the same fan-out, width, device and speed, it is the lower clock of the two. That several banks keep
+        the clock of one is assumed.
 
-        Raises Refusal for a size outside the table.
+        Raises Refusal for a size outside the table, unless ``mhz`` is given.
         """
         if self.mhz is not None:
             return 1e6 * self.mhz, "assumed"
@@ -60,27 +62,30 @@ class ReplayManagerModel:
         return hertz, provenance if self.banks == 1 else "assumed"
 
     def _clock_of_one_bank(self) -> tuple[float, Provenance]:
-        rows = self._rows()
-        measured_mhz = [row["mhz"] for row in rows if row["leaves"] == self.shape.leaves]
-        if measured_mhz:
-            return 1e6 * max(measured_mhz), "measured-pnr"
-        below = [row for row in rows if row["leaves"] < self.shape.leaves]
-        above = [row for row in rows if row["leaves"] > self.shape.leaves]
+        best_mhz = self._best_mhz()
+        if self.shape.leaves in best_mhz:
+            return 1e6 * best_mhz[self.shape.leaves], "measured-pnr"
+        below = [leaves for leaves in best_mhz if leaves < self.shape.leaves]
+        above = [leaves for leaves in best_mhz if leaves > self.shape.leaves]
         if not below or not above:
-            known = sorted({row["leaves"] for row in rows})
+            known = sorted(best_mhz)
             use = f"Use {known[0]} to {known[-1]} leaves, or give mhz" if known else "Give mhz"
             raise Refusal(
                 f"the table of place and route has no clock for {self.shape.leaves} leaves of fan-out "
                 f"{self.shape.fan_out} and width {self.shape.width} on {self.device} of speed grade "
                 f"{self.speed}. {use}; murmurate fpga pnr finds it."
             )
-        neighbours = max(below, key=lambda row: row["leaves"]), min(above, key=lambda row: row["leaves"])
-        return 1e6 * min(row["mhz"] for row in neighbours), "interpolated-pnr"
+        return 1e6 * min(best_mhz[max(below)], best_mhz[min(above)]), "interpolated-pnr"
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _best_mhz(self) -> dict[int, float]:
+        """The clock of the best placement seed of each size (number of leaves) in the table."""
         key = (self.shape.fan_out, self.shape.width, self.device, self.speed)
         names = ("fan_out", "width", "device", "speed")
-        return [row for row in table() if tuple(row[name] for name in names) == key]
+        best: dict[int, float] = {}
+        for row in table():
+            if tuple(row[name] for name in names) == key:
+                best[row["leaves"]] = max(row["mhz"], best.get(row["leaves"], 0.0))
+        return best
 
     def sample_seconds(self, batch: int) -> float:
         return (self._fullest(batch) + self.shape.sample_latency) / self.clock[0]

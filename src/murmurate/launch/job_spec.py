@@ -34,7 +34,8 @@ _COLLECTIVE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What the leader announces to all members about one epoch of a run.
+    """What the leader announces to all members about one epoch of a run; a new one begins when members are
+    replaced or started again.
 
     offer: offer of the leader's memory, if all members can share it; None if they communicate over the
     network.
@@ -43,6 +44,7 @@ class JobSpec:
     proof: a token that members must find in the run folder; for a script, a digest of the settings that all
     ranks must share.
     started_at, elapsed_seconds: start of the run on the leader's clock, and the time since then.
+    resume: the checkpoint to continue from; None for a run that begins.
     compression: compression of vectors that are sent over the network.
     """
 
@@ -134,7 +136,7 @@ class MemberHost:
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
         """Whether the process of ``rank`` has ended or, on another host, has been silent for longer than
-        ``silent_seconds``."""
+        ``silent_seconds`` or cannot be heard any more, as the store has failed."""
         has_ended = process.is_gone()
         if has_ended is None and isinstance(self.run_state, StoreRunState):
             run_state = self.run_state

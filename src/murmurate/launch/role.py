@@ -105,14 +105,15 @@ def run_member(run: Run, context: Callable[[], WorkerContext]) -> Exit:
     except (NotFinite, FabricError) as failure:
         traceback.print_exc()
         return Exit(FAILED, str(failure))
-    except (Exception, SystemExit) as error:  # a library or a simulator that exits must not end the run
+    except (Exception, SystemExit) as error:  # SystemExit: of a library or a simulator
         traceback.print_exc()
         return Exit(FAILED, f"{describe(error)} (see logs/ in the run folder)")
     return Exit(FINISHED)
 
 
 def prepare_process(threads: int) -> None:
-    """Call ``fix_arithmetic``, and keep freed memory for the next tensors. For processes of a run alone."""
+    """Call ``fix_arithmetic``, and keep freed memory for the next tensors. Only for processes that exist for
+    one run: both settings are of the whole process."""
     fix_arithmetic(threads)
     _keep_freed_memory()
 

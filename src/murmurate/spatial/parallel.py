@@ -45,12 +45,13 @@ def parallelize(
     (``SpatialTensor``). Outputs that depend on all pixels (logits behind a pooling, losses) are whole on
     every part, and output images are ``SpatialTensor``. Parameters, buffers and their names stay as they
     were, so a checkpoint is that of the ordinary module. Each part computes the same loss; the gradient of a
-    parameter is the mean over the parts.
+    parameter is the mean of the parts' gradients, which ``replica.descend`` and wrapped optimizers compute.
 
     in_evaluation: whether images are divided in evaluation mode, too; all parts must then evaluate together.
     parts: from ``replicator.parts`` or ``Parts.open``; or a grid such as (2, 2), opened on ``fabric``.
 
-    Raises Refusal that names the layers that cannot be computed in parts, here or at their first call.
+    Raises Refusal for a grid without ``fabric``, and one that names the layers that cannot be computed in
+    parts, here or at their first call.
     """
     if not isinstance(parts, Parts):
         if fabric is None:
@@ -63,11 +64,15 @@ def parallelize(
     whole_again(module)
     handles: list[Any] = [module.register_forward_pre_hook(_Scatter(parts, in_evaluation), with_kwargs=True)]
     module.__dict__[_HANDLES] = handles
-    for name, layer in module.named_modules():
-        if name:
-            handles.append(layer.register_forward_pre_hook(_NoteLayer(parts, name)))
-        if isinstance(layer, BatchNorm):
-            handles.append(NormOverParts(layer, parts, name))
+    try:
+        for name, layer in module.named_modules():
+            if name:
+                handles.append(layer.register_forward_pre_hook(_NoteLayer(parts, name)))
+            if isinstance(layer, BatchNorm):
+                handles.append(NormOverParts(layer, parts, name))
+    except Refusal:
+        whole_again(module)
+        raise
     return module
 
 

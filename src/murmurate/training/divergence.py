@@ -26,8 +26,8 @@ def relative_spread(x: Tensor) -> float:
 class Probe:
     """Compares one replica with its peers: each sends [2N], its parameters and gradient, through a channel.
 
-    Members of a synchronous strategy gather (so all have the same clock); other members read, without
-    waiting, what their peers published last. replicas: number of learners, without a centre.
+    Members of a synchronous strategy gather, so all vectors are of the same update; other members read,
+    without waiting, what their peers published last. replicas: number of learners, without a centre.
     """
 
     def __init__(self, replica: Replica, fabric: Fabric, synchronous: bool, replicas: int) -> None:
@@ -37,7 +37,8 @@ class Probe:
         self.channel: Channel = fabric.channel(f"{replica.name}.probe", self._own_vector)
 
     def measure(self) -> dict[str, Any]:
-        """Metrics ``disagreement, distance_to_mean, gradient_cosine`` (see ``docs/metrics.md``)."""
+        """Metrics ``disagreement, distance_to_mean, gradient_cosine`` (see ``docs/metrics.md``); none while
+        no peer's vector is known."""
         n = len(self.replica)
         with torch.no_grad():
             self._own_vector[:n].copy_(self.replica.values())
@@ -88,7 +89,8 @@ class Probes:
         return [probe.channel for probe in self._probes]
 
     def measure(self, before: int, after: int) -> dict[str, Any]:
-        """Metrics, if they became due since ``before`` updates. ``after``: updates by now."""
+        """Metrics of ``Probe.measure`` and ``update_norm``, if they became due since ``before`` updates; of
+        several replicas in one learner, those of the last. ``after``: updates by now."""
         metrics: dict[str, Any] = {}
         if self._becomes_due(before, after):
             for probe in self._probes:

@@ -43,7 +43,8 @@ class HeldTrial:
 class Trials:
     """The study in ``folder``, created if it does not exist.
 
-    Raises MissingExtra without Optuna, Refusal for an unknown sampler or pruner, or a damaged database.
+    Raises MissingExtra without Optuna, Refusal for an unknown pruner or a damaged database; ``next`` raises
+    Refusal for an unknown sampler (see ``check_installed``).
     """
 
     def __init__(
@@ -78,7 +79,10 @@ class Trials:
         return [float(trial.value) for trial in self.all() if trial.state.name == "COMPLETE"]
 
     def next(self, most: int) -> HeldTrial | None:
-        """A trial that was cut off; else a new one, unless there are ``most`` already; else None."""
+        """A trial that was cut off; else a new one, unless there are ``most`` already; else None.
+
+        Raises Refusal if another process holds the lock of a new trial: ``locks/`` is another study's.
+        """
         optuna = _optuna()
         with self._locked():
             trials = self.all()
@@ -115,8 +119,8 @@ class Trials:
 
     def renew(self, direction: str) -> bool:
         """Replace ``study.db`` by one of another objective, which has the same trials without their values;
-        it must be opened anew. Returns False, with nothing changed, if a trial has finished or another
-        process trains one."""
+        it must be opened anew. Returns False, with nothing changed, if a trial has finished or was pruned,
+        or another process trains one."""
         optuna, path = _optuna(), self._folder / "study-renewed.db"
         with self._locked(), contextlib.ExitStack() as held:
             trials = self.all()
@@ -169,7 +173,8 @@ def _opened(path: Path, direction: str) -> Any:
 
 
 def check_installed(sampler: str, pruner: str) -> None:
-    """Raises MissingExtra without Optuna, Refusal for an unknown sampler or pruner."""
+    """Raises MissingExtra without Optuna, Refusal for an unknown sampler or pruner, or if the sampler needs
+    a package that is not installed."""
     _sampler(sampler, 0)
     _pruner(pruner)
 

@@ -16,7 +16,7 @@ from murmurate.worlds.modules import import_triton
 
 # task -> (gymnasium-robotics' name, steps at the goal that a successful episode exceeds)
 TASKS = {"door": ("Door", 25), "hammer": ("Hammer", 25), "pen": ("Pen", 20), "relocate": ("Relocate", 25)}
-_MAGNITUDE = 0.1  # of the factor of the distance in the reward
+_MAGNITUDE = 0.1  # absolute value of the factor by which the distance enters the reward
 _LIFT = 0.05  # m by which the palm's marker is moved to measure that factor
 
 
@@ -46,7 +46,7 @@ class CorrectedHand(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make(task: str, max_episode_steps: int, picture: bool = False) -> Any:
-    """The environment with its time limit."""
+    """The environment with corrected rewards and its time limit. Raises as ``factor`` does."""
     name, needed = TASKS[task]
     hand = CorrectedHand(_plain(name, picture), task, needed, factor(task))
     return gymnasium.wrappers.TimeLimit(hand, max_episode_steps)
@@ -71,7 +71,7 @@ def factor(task: str) -> float:
     sign is installed, one step is made twice from the same state, with the palm's marker at two heights; no
     physics depends on the marker.
 
-    Raises ``Refusal`` for a reward with another factor.
+    Raises ``Refusal`` for a reward with another factor, ``MissingExtra`` without gymnasium-robotics.
     """
     if task == "pen":
         return 0.0
@@ -96,7 +96,7 @@ def factor(task: str) -> float:
 
 
 def _plain(name: str, picture: bool = False) -> Any:
-    """The environment without wrappers."""
+    """The package's environment without wrappers. Raises ``MissingExtra``."""
     import_triton()
     try:
         # the import warns about the sign that ``factor`` corrects

@@ -89,7 +89,8 @@ class Simulators(Protocol):
         ...
 
     def load(self, state: dict[str, Any]) -> TimeStep:
-        """Restore a saved state; the observation is the one that was current when it was saved."""
+        """Restore a saved state; the observation is the one that was current when it was saved. Raises
+        ``ValueError`` if these simulators cannot be saved, or the state does not fit them."""
         ...
 
     def picture(self) -> Picture:
@@ -136,9 +137,10 @@ class SimulatorWorld(World, Protocol):
         """Open that many simulators.
 
         training: enables what only serves learning (reward clipping, episodes that end when a life is lost).
-        first: index of the first simulator, from which seeds are derived: two halves opened with first 0 and
-        B/2 play the same games as all B opened together. picture: whether simulator 0 can be drawn. Raises
-        ``MissingExtra`` if a package is not installed.
+        threads: number of threads that step them, in worlds that use threads. first: index of the first
+        simulator, from which seeds are derived: two halves opened with first 0 and B/2 play the same games as
+        all B opened together. picture: whether simulator 0 can be drawn. Raises ``MissingExtra`` if a package
+        is not installed.
         """
         ...
 

@@ -20,10 +20,11 @@ from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
 
 def viewed(simulators: Simulators, *, frame_stack: int = 1, rescale_actions: bool = False) -> Simulators:
-    """``simulators``, whose observations are then stacks of the last ``frame_stack`` observations of an
-    episode, and whose actions are from -1 to 1, if ``rescale_actions``.
+    """``simulators``, wrapped: an observation is the last ``frame_stack`` ones of an episode; if
+    ``rescale_actions``, actions from -1 to 1 are scaled to the bounds.
 
-    Raises ``Refusal`` for discrete actions or bounds that are not finite, which cannot be rescaled.
+    Raises ``Refusal``, with ``simulators`` closed, if ``rescale_actions`` is given for discrete actions or
+    for bounds that are not finite.
     """
     try:
         viewed_spec(simulators.spec, frame_stack=frame_stack, rescale_actions=rescale_actions)
@@ -116,7 +117,7 @@ class _Wrapper:
 
 
 class RescaledActions(_Wrapper):
-    """Scales vector actions linearly from [-1, 1] to the bounds of the simulators ``inside``."""
+    """Clips vector actions to [-1, 1], and scales them linearly to the bounds of ``inside``."""
 
     def __init__(self, inside: Simulators) -> None:
         spec = inside.spec

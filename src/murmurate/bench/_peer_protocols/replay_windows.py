@@ -1,6 +1,8 @@
 """Times calls of a replay on request: one JSON request per line of stdin, one JSON answer per line of stdout.
 
-A request is ``{"task", "capacity", "batch", "calls", "cold"}`` or ``{"forget": true}``. The tasks:
+The first line of stdout is ``{"peer", "version"}``. The answer to a request ``{"task", "capacity", "batch",
+"calls", "cold"}`` is ``{"seconds"}``, the median of a call, or ``{"missing"}``, why there is none. The
+request ``{"forget": true}`` drops the replay; its answer is ``{}``. The tasks:
 
     sample          indices and importance weights (beta 0.4) of ``batch`` prioritized draws, in new arrays
     sample_reused   the same, into preallocated outputs, where the library supports them
@@ -10,10 +12,13 @@ A request is ``{"task", "capacity", "batch", "calls", "cold"}`` or ``{"forget": 
     atari           a prioritized batch of transitions with s and s' of 4 x 84 x 84 uint8, all fields
     insert          ``batch`` transitions as in ``rows``, with the priority of new items
 
-Before its first call a task's replay is full: ``capacity`` items with priorities (U + 0.001) ** 0.6, U
-uniform in [0, 1) (see ``priorities``). Each call has other indices.
+Our own server (``_replay_server``) also has ``find_reused``, ``rows_reused`` and ``atari_reused`` (into
+preallocated outputs), and ``bound``.
 
-hot: blocks of calls back to back. cold: 96 MB of other memory are written between two calls, much as the
+Before its first call a task's replay is full: ``capacity`` items with priorities (U + 0.001) ** 0.6, U
+uniform in [0, 1) (see ``priorities``). Each call has other indices than the one before.
+
+hot: blocks of calls back to back. cold: 96 MiB of other memory are written between two calls, much as the
 network's step between two batches does.
 """
 

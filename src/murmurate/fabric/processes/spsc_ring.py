@@ -3,7 +3,7 @@
 Each ordered pair of members has slots for messages, and a ring with the slot numbers of the messages that are
 still to be read. A message is read in place: its slot stays in use until the reader drops the message. Once
 half of the slots are in use, further messages are copied out of their slots, so a reader that keeps messages
-never blocks the sender.
+never blocks the sender. A *short* message has fewer numbers than its channel's vectors.
 """
 
 from __future__ import annotations
