@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import time
@@ -27,13 +28,16 @@ def check_loggers(names: Sequence[str]) -> None:
 def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
     """The loggers called ``names``. config: config of the run, as ``run.json`` has it.
 
-    Raises Refusal for a logger that cannot start.
+    Raises Refusal for a logger that cannot start; those before it are then ended, as of a failed run.
     """
     loggers: list[Callback] = []
     for name in dict.fromkeys(names):
         try:
             loggers.append({"wandb": WeightsAndBiases, "mlflow": MLflow}[name](folder, config))
         except Exception as problem:
+            for opened in loggers:  # their runs would seem to go on for ever
+                with contextlib.suppress(Exception):
+                    opened.on_end(Result(folder, {}, code=1))
             remedy = {
                 "wandb": "Run wandb login, or set WANDB_MODE=offline",
                 "mlflow": "Set MLFLOW_TRACKING_URI to a server or a store that can be written",
