@@ -38,6 +38,31 @@ def test_a_logger_that_cannot_start_is_refused_with_the_remedy(
         open_loggers(["mlflow"], tmp_path, CONFIG)
 
 
+def test_loggers_that_had_started_are_ended_if_another_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from murmurate.record import loggers
+
+    codes: list[int] = []
+
+    class Started(murmurate.Callback):
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def on_end(self, result: murmurate.Result) -> None:
+            codes.append(result.code)
+            raise OSError("the server is gone")
+
+    def raises(*_: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(loggers, "MLflow", Started)
+    monkeypatch.setattr(loggers, "WeightsAndBiases", raises)
+    with pytest.raises(murmurate.Refusal, match="the logger wandb cannot start"):
+        open_loggers(["mlflow", "wandb"], tmp_path, CONFIG)
+    assert codes == [1]
+
+
 @pytest.mark.slow
 def test_mlflow_has_the_numbers_the_settings_and_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

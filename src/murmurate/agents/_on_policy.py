@@ -41,7 +41,11 @@ def make_net(config: Any, context: Context) -> PolicyValueNet:
 def one_step(
     net: PolicyValueNet, observation: Tensor, memory: Tensor | None, first: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The policy's parameters [B, A], values [B] and the memory afterwards, for observations [B, ...]."""
+    """The policy's parameters [B, A], values [B] and the memory afterwards, for observations [B, ...].
+
+    memory: the recurrent state before; None if the net is not recurrent. first: [B], whether an observation
+    begins an episode, for which the state is reset.
+    """
     if memory is None:
         policy, value = net(observation)
         return policy, value, None

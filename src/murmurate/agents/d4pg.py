@@ -99,7 +99,11 @@ class D4PG(LearnerConfig):
         return resolve_auto(self, spec, device)
 
     def build(self, context: Context) -> D4PGAgent:
-        """The agent. Raises ValueError for discrete actions, and options that do nothing in this world."""
+        """The agent.
+
+        Raises ValueError for discrete actions, options that do nothing in this world, a shift by a whole
+        image, and a ``v_min`` that is not below ``v_max``.
+        """
         return D4PGAgent(self, context)
 
 
@@ -144,7 +148,7 @@ class D4PGAgent:
         return ("policy",) if self.critic.encoder is None else ("policy", "critic")
 
     def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
+        """Does nothing, as exploration does not differ between simulators."""
 
     def initial_memory(self, batch: int) -> Tensor | None:
         return None

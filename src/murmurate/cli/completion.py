@@ -85,7 +85,7 @@ def _zsh(names: dict[str, list[str]]) -> str:
     return "\n".join([*functions, _ZSH_RUNS])
 
 
-# run folders in runs/, in this folder and in what was typed so far; then any folder
+# run folders in runs/, in this folder and, in bash, in what was typed so far; then any folder
 _BASH_RUNS = """_murmurate_runs() {
   local file
   for file in runs/*/run.json */run.json "$1"*/run.json; do

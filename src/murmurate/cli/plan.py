@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PROFILE = Path("runs") / "profile.json"
 _MOST_SHOWN, _MOST_CHECKED = 5, 3
 _MUCH_BUSY = 0.2  # share of the cores that others use, above which measured costs mean little
-_FAR_OFF = 1.5  # a factor that predictions are seldom off by on an idle machine (docs/plan.md)
+_FAR_OFF = 1.5  # --check reports a prediction that is off by a greater factor
 
 
 def add_verb(verbs: Any) -> None:
@@ -198,7 +198,10 @@ def _keep(profile: DeviceProfile, path: Path) -> None:
 
 def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> DeviceProfile:
     """The profile of ``--on``, or this machine's, with the costs that the plan needs; what is measured is
-    saved at once."""
+    saved at once.
+
+    Raises Refusal if the profile is of another machine and something would have to be measured or trained.
+    """
     from murmurate.mapping import learning, measure
     from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.precision import with_faster_precision
@@ -264,7 +267,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
 
 
 def _measured_rates(candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Measured env steps per second of the best few candidates, by name."""
+    """Measured rates of the best few candidates, in the run's unit (env steps, say) per second, by name."""
     from murmurate.mapping.check import measured
 
     rates = {}

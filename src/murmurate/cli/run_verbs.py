@@ -112,7 +112,12 @@ def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Field
 
 
 def recipe_run(options: argparse.Namespace, rest: Sequence[str] = ()) -> Any:
-    """The recipe's Run, with the strategy of the command line. rest: words that no verb's option took."""
+    """The recipe's Run, with the strategy of the command line. If ``--env`` and ``--algorithm`` are given in
+    place of a recipe, ``options`` gets the name of the recipe that they make. rest: words that no verb's
+    option took.
+
+    Raises Refusal if there is no such recipe, algorithm or strategy, or none is named.
+    """
     from murmurate.recipes import algorithms, recipe, recipe_of
     from murmurate.strategies import strategy
 

@@ -61,7 +61,7 @@ class LineFormat(ABC):
 
     @abstractmethod
     def parse_line(self, number: int, line: bytes) -> list[_Row]:
-        """The entries of one line. Raises RecordError for a malformed line."""
+        """The entries of one line. Raises RecordError for a malformed line and for an empty document."""
 
     def plain(self, chunk: bytes) -> bytes:
         """The same lines with single spaces between fields, no spaces around them, and whole counts as
@@ -78,7 +78,8 @@ class LineFormat(ABC):
 
 
 class Triples(LineFormat):
-    """UCI and Matrix Market: below a header, each line is an entry ``document word count``."""
+    """UCI and Matrix Market: below a header, each line is an entry ``document word count``, or
+    ``word document count`` if the header says that the matrix is transposed."""
 
     def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
         if chunk.isspace():
@@ -121,7 +122,8 @@ class Triples(LineFormat):
 class Pairs(LineFormat):
     """LDA-C and SVMlight: each line is a document, ``number word:count word:count ...``.
 
-    The number is how many pairs follow (LDA-C) or, with ``labels``, a label, which is ignored (SVMlight).
+    The number is how many pairs follow (LDA-C) or, with ``labels``, a label, which is ignored (SVMlight);
+    remarks (from ``#`` on) and ``qid:`` fields of SVMlight are ignored, too.
     """
 
     def __init__(self, labels: bool, one_based: bool, vocabulary_size: int | None) -> None:
@@ -182,7 +184,8 @@ def convert(
     """Convert a file to ``words.npy`` and ``counts.npy`` in ``folder``. Returns ([D] lengths, the greatest
     word id + 1).
 
-    If entries are not in the order of documents, the file is read again, and they are sorted.
+    If entries are not in the order of documents, the file is read again, and they are sorted. Raises Refusal
+    for the first error in the file, unless ``errors`` counts them.
     """
     earlier_causes = errors.causes.copy()
     line_format, writer = make_format(), CorpusWriter(folder, errors)

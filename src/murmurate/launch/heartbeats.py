@@ -23,8 +23,9 @@ from murmurate.training.coordinator import Coordinator
 
 FLOOR_SECONDS = 5.0  # the shortest deadline
 STOPPED_SECONDS = 10.0  # deadline of a stopped process before the duration of its rounds is known
-ENDS_RUN_SECONDS = 20.0  # shortest deadline of a centre and of the last replica, without which the run ends
-ROUNDS = 20.0  # the deadline is the time of so many rounds
+# shortest deadline, once rounds are timed, of a member without which the run ends: a centre, the last replica
+ENDS_RUN_SECONDS = 20.0
+ROUNDS = 20.0  # the deadline is the time of this many rounds
 _ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process was stopped
 
 

@@ -12,7 +12,8 @@ from murmurate.losses.checks import check_rank, check_shape
 
 
 class NLLGradient(NamedTuple):
-    """The losses [E] of E models, and the gradients of their sum: output [E, B, 2 D], low [D], high [D]."""
+    """The losses [E] of E models, and the gradients of their sum with respect to output [E, B, 2 D], low [D]
+    and high [D]."""
 
     loss: Tensor
     output: Tensor
@@ -24,7 +25,8 @@ def soft_bounds(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``x`` [..., D] moved smoothly to between ``low`` and ``high`` [D].
 
     Source: Chua et al. 2018, appendix A.1: first ``high - softplus(high - x)``, then ``low + softplus(. -
-    low)``. The result may exceed ``high`` by up to ``softplus(low - high)``.
+    low)``. The result may exceed ``high`` by up to ``softplus(low - high)``. Raises ValueError on a wrong
+    shape.
     """
     check_shape(x.shape[-1:], "x[..., :]", low=low, high=high)
     x = high - F.softplus(high - x)
@@ -43,6 +45,9 @@ def gaussian_nll(mean: Tensor, log_variance: Tensor, target: Tensor) -> Tensor:
 
     Returns:
         [...], one loss for each model.
+
+    Raises:
+        ValueError: on a wrong shape.
     """
     check_shape(mean.shape, "mean", log_variance=log_variance, target=target)
     square = (mean - target.detach()).square()
@@ -57,6 +62,9 @@ def bounded_nll_gradient(output: Tensor, target: Tensor, low: Tensor, high: Tens
         output: [E, B, 2 D], means and then log variances before they are bounded.
         target: [E, B, D].
         low, high: [D], the bounds, which are learned too.
+
+    Raises:
+        ValueError: on a wrong rank or shape.
     """
     check_rank(3, output=output, target=target)
     dimensions = target.shape[-1]
@@ -92,6 +100,9 @@ def entropy_priority(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 
     Args:
         action, mean, log_std: [B, D].
+
+    Raises:
+        ValueError: on a wrong rank or shape.
     """
     check_rank(2, action=action)
     check_shape(action.shape, "action", mean=mean, log_std=log_std)

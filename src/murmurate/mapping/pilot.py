@@ -42,8 +42,8 @@ class Pilot:
     simulators, rows: numbers of simulators and rows of a batch. busy: number of processes that
     ran the same loop at once. seconds: seconds of one call of each primitive, in each of several windows.
     iteration: seconds of an iteration in each window. deviation: the standard deviation of the seconds of
-    single iterations. background: share of the simulators' steps that native threads make. vectors: see
-    ``RecipeCosts``.
+    single iterations. background: share of the primitive ``simulate``'s time in which the loop waited for the
+    threads or processes that step the simulators. vectors: see ``RecipeCosts``.
     """
 
     simulators: int
@@ -57,9 +57,9 @@ class Pilot:
 
 
 def steady(run: Run) -> Run:
-    """``run`` without an end, evaluations and loggers, for one host, and with hardly any time before it
-    learns: learning begins with few transitions in the replay, and the policy acts from the start (random
-    actions would cost no forward pass)."""
+    """``run`` for an hour, without checkpoints, evaluations, loggers, restarts and compression. It learns
+    almost from the start: few transitions in the replay are enough, and the policy acts from the first step
+    (random actions would cost no forward pass)."""
     source: Any = run.source
     learner: Any = run.learner
     if hasattr(source, "random_env_steps"):
@@ -101,7 +101,8 @@ def _in_short_turns(source: Any, sequence: int) -> Any:
     both in the same proportion."""
     least = min(source.steps, max(_STEPS_OF_A_TURN, 2 * sequence))
     minibatches = math.ceil(source.minibatches * least / source.steps)
-    # the steps are rounded, as there are several: a minibatch in place of half a one would double the ratio
+    # The steps follow from the minibatches, as there are more of them: the number of minibatches may be as
+    # small as one, and rounding it would change the proportion by up to a factor of two.
     steps = round(minibatches * source.steps / source.minibatches)
     return dataclasses.replace(source, collect_env_steps=steps * source.simulators, minibatches=minibatches)
 
@@ -132,7 +133,8 @@ def in_one_process(source: Any) -> Any:
 def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     """Time the primitives of ``run``, as ``pilot_run`` returns it, for about ``seconds`` after a warm-up.
 
-    busy: number of processes that each do so at once; the result is their mean.
+    busy: number of processes that each do so at once; the result is their mean. Raises Refusal if they make
+    too few batches in ``_LONGEST_SECONDS``, and RunFailed if a process fails.
     """
     run = resolved(run)
     # made here, as a Ctrl-C kills the processes that write to it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import time
@@ -13,7 +14,7 @@ from murmurate.errors import MissingExtra, Refusal
 from murmurate.record.callbacks import Callback, Result
 
 _PROJECT = "murmurate"
-_MOST_METRICS = 1000  # that MLflow takes in one request
+_MOST_METRICS = 1000  # largest number of metrics that MLflow takes in one request
 _LONGEST_PARAMETER = 500  # characters of a value that every MLflow server takes
 
 
@@ -27,13 +28,16 @@ def check_loggers(names: Sequence[str]) -> None:
 def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
     """The loggers called ``names``. config: config of the run, as ``run.json`` has it.
 
-    Raises Refusal for a logger that cannot start.
+    Raises Refusal for a logger that cannot start; those before it are then ended, as of a failed run.
     """
     loggers: list[Callback] = []
     for name in dict.fromkeys(names):
         try:
             loggers.append({"wandb": WeightsAndBiases, "mlflow": MLflow}[name](folder, config))
         except Exception as problem:
+            for opened in loggers:  # their runs would seem to go on for ever
+                with contextlib.suppress(Exception):
+                    opened.on_end(Result(folder, {}, code=1))
             remedy = {
                 "wandb": "Run wandb login, or set WANDB_MODE=offline",
                 "mlflow": "Set MLFLOW_TRACKING_URI to a server or a store that can be written",
@@ -46,7 +50,8 @@ def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) 
 
 
 def _tagged_numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """(name, value) of all numbers of a record: ``replica-<i>/<group>/<field>``."""
+    """(name, value) of all numbers of a record. A name is ``replica-<i>/<tag>``, with the tag of TensorBoard;
+    in a record that belongs to no replica ``run/<tag>``."""
     from murmurate.record.tensorboard import scalars  # slow to import, and not needed without a run
 
     replica = record.get("replica")
@@ -64,6 +69,7 @@ def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The fields that are numbers."""
     return {
         name: float(value)
         for name, value in summary.items()
@@ -106,7 +112,7 @@ class WeightsAndBiases(Callback):
 
 class MLflow(Callback):
     """A run of MLflow, in experiment ``$MLFLOW_EXPERIMENT_NAME`` (default: murmurate), stored where
-    ``$MLFLOW_TRACKING_URI`` says. A resumed run is another run with the same tag ``folder``."""
+    ``$MLFLOW_TRACKING_URI`` says. A resumed run is another run with the same tag ``folder``, its path."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param, RunTag

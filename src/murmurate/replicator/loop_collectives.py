@@ -14,7 +14,8 @@ from murmurate.strategies.interface import Strategy
 
 
 class LoopCollectives(Replicator):
-    """A replicator that also knows its rank, and has collectives for the script.
+    """A replicator that also knows its rank, and has collectives for the script, all of which raise Refusal
+    under a strategy without common rounds.
 
     workers: number of workers, to which the replicas belong in blocks of equal size.
     """
@@ -35,12 +36,12 @@ class LoopCollectives(Replicator):
 
     @property
     def size(self) -> int:
-        """The number of replicas that were started, also after some have died or ended. A centre is none."""
+        """The number of replicas that were started, also after some have died or ended, without a centre."""
         return self.fabric.size - self.strategy.centre
 
     @property
     def everyone(self) -> Group:
-        """All replicas. Raises Refusal under a strategy without common rounds."""
+        """All replicas."""
         return self._group(range(self.size), "a collective")
 
     @property

@@ -37,7 +37,8 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """``torch.nn.functional.interpolate`` for x [N, C, H, W], in all its modes for images."""
+    """``torch.nn.functional.interpolate`` for x [N, C, H, W], in all its modes for images; raises Refusal for
+    ``antialias``."""
     sizes, factors = _sizes(x, size, scale_factor, bool(recompute_scale_factor))
     if mode == "area":
         return adaptive_avg_pool2d(x, sizes)
@@ -95,8 +96,9 @@ def _enlarged(x: SpatialTensor, times: tuple[int, int], mode: str) -> SpatialTen
 
 @spatial("pad")
 def pad(x: SpatialTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
-    """``torch.nn.functional.pad`` in all its modes; dimensions other than rows and columns only by a
-    constant."""
+    """``torch.nn.functional.pad`` in all its modes. Raises Refusal for other dimensions than rows and columns
+    where the mode is not constant, for a circular mode that crops one side and pads the other, and for a
+    reflection of as many pixels as there are, or more."""
     left, right, above, below = (*pad, 0, 0, 0, 0)[:4]
     other_dims = list(pad[4:])
     if mode != "constant" and any(other_dims):
@@ -132,7 +134,7 @@ def pixel_shuffle(x: SpatialTensor, upscale_factor: int) -> SpatialTensor:
 
 
 def mapped(x: SpatialTensor, rows: Taps, columns: Taps, outputs: Layout) -> SpatialTensor:
-    """The image [N, C, *outputs] whose pixels are sums over the taps ``rows`` and then ``columns``."""
+    """The image [N, C, *outputs.sizes] whose pixels are sums over the taps ``rows`` and then ``columns``."""
     needs, own_taps = [], []
     for axis, (taps, intervals) in enumerate(zip((rows, columns), outputs.intervals(), strict=True)):
         spans = [taps.pixels[:, first:stop] for first, stop in intervals]

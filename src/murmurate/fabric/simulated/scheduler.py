@@ -34,7 +34,8 @@ class Stopped(BaseException):
 
 @dataclass(eq=False)
 class Wait:
-    """A member's wait until ``ready()``, which may be called any number of times, returns True.
+    """A member's wait until ``ready()``, which may be called any number of times, returns True, or until
+    ``deadline_seconds`` after it began.
 
     ``wake_at`` gives the next virtual time at which ``ready`` may change by itself (when a message arrives),
     infinity if there is none; changes by other members are reported by ``Scheduler.notify`` on one of
@@ -50,7 +51,8 @@ class Wait:
     _alarm: float = math.inf
 
 
-# With ``own_clocks``, a member lets others run after so many calls, so that polling makes time pass.
+# With ``own_clocks``, a member lets others run after this many calls without a wait, so that polling makes
+# time pass.
 _CALLS_BEFORE_YIELD = 100
 
 
@@ -62,8 +64,9 @@ class Scheduler:
     count as dead until they are revived.
 
     Every fabric call takes ``call_seconds``. By default this time passes for all members, and any other
-    member may run before the call. With ``own_clocks`` it passes for the caller alone, when it next waits:
-    each member has a processor of its own, and all that it does between two waits happens at one instant.
+    member may run before the call. With ``own_clocks`` it passes for the caller alone, when it next waits (at
+    the latest after ``_CALLS_BEFORE_YIELD`` calls): each member has a processor of its own, and all that it
+    does between two waits happens at one instant.
     """
 
     def __init__(
@@ -107,8 +110,12 @@ class Scheduler:
     # -- called by the running member -----------------------------------------------------------
 
     def turn(self, rank: int) -> None:
-        """To be called at the start of every fabric call: lets other members run first. Raises ``Crashed`` or
-        ``Stopped``."""
+        """To be called at the start of every fabric call: counts it, and lets other members run first (with
+        ``own_clocks`` only now and then).
+
+        Raises ``Crashed`` or ``Stopped``, as every wait does, and ``FabricError`` where a backward pass would
+        have to let other greenlets run.
+        """
         self._check(rank)
         self._calls[rank] += 1
         if self._calls[rank] == self._crash_calls.get(rank):

@@ -1,15 +1,15 @@
 """The messages of DPSGD where gradients are row-sparse: they contain a few rows, not the whole vector.
 
-Since the last pull a node has multiplied its vector by some s_m and added increments to a few rows, so u - v
-is (s_m - 1) v plus these increments. It pushes s_m, the rows and the increments; the master does
+Since the last pull a node has multiplied its vector u by some s_m and added increments to a few rows, so
+u - v is (s_m - 1) v plus these increments. It pushes s_m, the rows and the increments; the master does
 
     v <- (1 - rho sum_m (1 - s_m)) v + rho sum_m increments_m
 
-which is Algorithm 1, line 4, and shrinks the present v, or the v that was pulled (``sparse_master``). Its
-reply is the factor by which v has shrunk since the node's version, and the rows that have changed since. Node
-and master store each vector as a scale times a tensor, so no operation touches all rows. A message is never
-longer than the vector: where too many rows have moved, those that have moved least wait for the next push
-(``sparse_node``).
+which is Algorithm 1, line 4. What shrinks is the present v, or instead the v that was pulled
+(``sparse_master``). The reply is the factor by which v has shrunk since the node's version, and the rows that
+have changed since. Node and master store each vector as a scale times a tensor, so no operation touches all
+rows. A message is never longer than the vector: where more rows have moved than fit, those that have moved
+least wait for the next push, or, if many do not fit, the whole vector is sent (``sparse_node``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _HEAD_BYTES = 24  # three float64: factor, version, number of rows
 
 class SparseDelta(NamedTuple):
     """A push: s_m, the version of v from which it started, and the increments of its rows. Or a reply: the
-    factor of all rows that it does not contain, its version of v, and the values of its rows.
+    factor of all rows that it does not contain, the version of v to which it leads, and the values of its
+    rows.
 
     row: [R], row numbers. values: [R, W].
     """
