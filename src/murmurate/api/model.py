@@ -61,18 +61,14 @@ def load(
         run = with_places(recipes.relocated(recipes.stored(run_folder), replacement), world or {})
         # loads the user's environment, and raises what is wrong with it before a checkpoint is looked for
         run.world.spec(read_fingerprint(run_folder))
-        if best:
-            path = checkpoint.best(run_folder / "checkpoints")
-            if (problem := checkpoint.damage(path)) is not None:
-                raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
-        else:
-            loaded: list[Any] = []  # the last is of the checkpoint that is returned
-
-            def load_into(each: Path) -> None:
-                loaded[:] = [load_agent(_in_float32(run), each)]
-
-            path = checkpoint.newest(run_folder / "checkpoints", load_into, replays=False)
-            return TrainedModel(run, path, loaded[0])
+        if not best:
+            path, learner = checkpoint.load_newest(
+                run_folder / "checkpoints", lambda each: load_agent(_in_float32(run), each)
+            )
+            return TrainedModel(run, path, learner)
+        path = checkpoint.best(run_folder / "checkpoints")
+        if (problem := checkpoint.damage(path)) is not None:
+            raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
         return TrainedModel(run, path)
 
 

@@ -212,6 +212,19 @@ def newest(
     raise Refusal(f"{problems[0]} {remedy}")
 
 
+def load_newest(folder: Path, load: Callable[[Path], T]) -> tuple[Path, T]:
+    """(the ``newest`` checkpoint without regard to its replays, what ``load`` made of it).
+
+    load: raises Refusal for a checkpoint that is not of this run.
+    """
+    loaded: list[T] = []
+
+    def fits(checkpoint: Path) -> None:
+        loaded[:] = [load(checkpoint)]
+
+    return newest(folder, fits, replays=False), loaded[0]
+
+
 def _unfit(checkpoint: Path, fits: Callable[[Path], object]) -> str | None:
     try:
         fits(checkpoint)

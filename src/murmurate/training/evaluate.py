@@ -76,16 +76,16 @@ def evaluate_folder(
     """
     if sample and not run.evaluation.plays:
         raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
-    checkpoint_folder = checkpoint.best(folder / "checkpoints")
+    checkpoint_folder, learner = checkpoint.best(folder / "checkpoints"), None
     if which == "last":
-        checkpoint_folder = checkpoint.newest(
-            folder / "checkpoints", lambda path: load_agent(run, path), replays=False
+        checkpoint_folder, learner = checkpoint.load_newest(
+            folder / "checkpoints", lambda path: load_agent(run, path)
         )
     elif (problem := checkpoint.damage(checkpoint_folder)) is not None:
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
-    result = figures(run, checkpoint_folder, count=count, seed=seed, sample=sample)
+    result = figures(run, checkpoint_folder, count=count, seed=seed, sample=sample, learner=learner)
     result.pop("best_eval_return_mean", None)  # it compares two checkpoints
     film = write_video(run, checkpoint_folder, folder / "videos" / "episode.mp4", seed) if video else None
     return {
