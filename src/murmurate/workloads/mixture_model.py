@@ -38,7 +38,7 @@ from murmurate.workloads.conjugate import (
 )
 from murmurate.workloads.mixture import Mixture, centred
 
-_INIT_ROWS = 20_000  # rows from which the prior and the initial parameters are computed
+_INIT_ROWS = 20_000  # the most rows from which the prior and the initial parameters are computed
 _LLOYD_STEPS = 10
 
 
@@ -51,7 +51,7 @@ class MixtureModel(LearnerConfig):
     covariance: form of a component's covariance matrix: ``full`` or ``diagonal``.
     concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K.
     precision: beta_0; the prior's mean of a component, which is the mean of the data, weighs as much as so
-        many rows.
+        many rows. (Mean and covariance of the data are those of at most 20,000 rows.)
     freedom: nu_0 of the Wishart prior of a component's precision matrix; none is the number of columns. The
         prior's scatter W_0^-1 is the covariance of the data.
     step_rule: rule for the local step size eta at update t, and for the weight rho of a pushed step.
@@ -106,6 +106,8 @@ class MixtureModel(LearnerConfig):
     def build(self, context: Context) -> ConjugateLearner[Mixture]:
         """The learner. The prior and the initial parameters are computed from ``context.examples``; without
         these, both must be loaded from a checkpoint.
+
+        Raises ValueError for hyper-parameters out of range, Refusal for a constant column.
         """
         columns, table = context.spec.observation_shape[0], context.examples
         self.check(columns)
