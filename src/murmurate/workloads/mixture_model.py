@@ -50,15 +50,15 @@ class MixtureModel(LearnerConfig):
         an update, G.
     covariance: form of a component's covariance matrix: ``full`` or ``diagonal``.
     concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K.
-    precision: beta_0; the prior's mean of a component, which is the mean of the data, weighs as much as so
-        many rows. (Mean and covariance of the data are those of at most 20,000 rows.)
+    precision: beta_0; the prior's mean of a component, which is the mean of the data, weighs as much as
+        this many rows. (Mean and covariance of the data are computed from at most 20,000 rows.)
     freedom: nu_0 of the Wishart prior of a component's precision matrix; none is the number of columns. The
         prior's scatter W_0^-1 is the covariance of the data.
     step_rule: rule for the local step size eta at update t, and for the weight rho of a pushed step.
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
         rate / (p B M) ** 0.25 (Mohamad et al., equation 13; p, B and M: see ``DPSGD``), so a step has the
-        size eta rho.
+        size eta rho; under strategies other than ``DPSGD``, ``paper`` is ``average``.
     rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns each row of the
         sample to the nearest of K random rows.
