@@ -70,8 +70,8 @@ class MEMR(LearnerConfig):
         return dataclasses.replace(self, policy=policy, model=model)
 
     def build(self, context: Context) -> MEMRAgent:
-        """The agent. Raises ValueError for a world of discrete actions, of images or of stacked observations;
-        Refusal if it is not known where the world's episodes end (see ``WorldModel``)."""
+        """The agent. Raises ValueError for images, stacked observations, and actions that are discrete or
+        without bounds; Refusal if it is not known where the world's episodes end (``WorldModel``)."""
         return MEMRAgent(self.resolved(context.spec, context.device), context)
 
 
