@@ -393,3 +393,18 @@ def test_a_replica_that_is_stopped_is_not_stopped_again(tmp_path):
     for rank in (0, 1):
         times = [seconds for member, seconds in begins if member == rank]
         assert all(later >= earlier + 0.1 for earlier, later in itertools.pairwise(times))
+
+
+def test_a_replica_that_was_killed_while_it_was_stopped_can_be_stopped_again_after_its_restart(tmp_path):
+    cluster = Cluster(
+        compute=f"constant:{STEP}",
+        crash_every_seconds=0.05,
+        restart_after_seconds=0.001,
+        pause_every_seconds=0.01,
+        pause_seconds=0.1,
+    )
+    result(tmp_path / "run", run_of("gala", replicas=3, updates=5), cluster)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    begins = [(line["member"], line["time_seconds"]) for line in lines if line.get("event") == "paused"]
+    times = [[seconds for member, seconds in begins if member == rank] for rank in range(3)]
+    assert any(later < earlier + 0.1 for own in times for earlier, later in itertools.pairwise(own))

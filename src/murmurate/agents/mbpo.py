@@ -46,5 +46,6 @@ class MBPO(LearnerConfig):
         return dataclasses.replace(self, policy=policy, model=model)
 
     def build(self, context: Context) -> ModelBasedAgent:
-        """The agent. Raises ValueError for a world of discrete actions, or of images."""
+        """The agent. Raises ValueError for images, stacked observations, and actions that are discrete or
+        without bounds; Refusal if it is not known where the world's episodes end (``WorldModel``)."""
         return ModelBasedAgent(self.resolved(context.spec, context.device), context)

@@ -70,7 +70,8 @@ class MEMR(LearnerConfig):
         return dataclasses.replace(self, policy=policy, model=model)
 
     def build(self, context: Context) -> MEMRAgent:
-        """The agent. Raises ValueError for a world of discrete actions, or of images."""
+        """The agent. Raises ValueError for images, stacked observations, and actions that are discrete or
+        without bounds; Refusal if it is not known where the world's episodes end (``WorldModel``)."""
         return MEMRAgent(self.resolved(context.spec, context.device), context)
 
 
@@ -82,7 +83,7 @@ class MEMRAgent(ModelBasedAgent):
         self.rollouts = RolloutPolicy(config, context)
 
     def imagine(self, observation: Tensor, learn: bool = True) -> Imagined:
-        """Lines 12, 15 and 16 for the states s_j [M, ...]."""
+        """Lines 12, 15 (if ``learn``) and 16 for the states s_j [M, ...]."""
         imagined = super().imagine(observation)
         if learn:
             self.rollouts.fit(observation, imagined.action, self.generator)

@@ -71,8 +71,8 @@ def autograd(precision: str) -> Callable[[], int]:
 
 
 def limit(precision: str) -> Callable[[], int]:
-    """A function that multiplies random matrices as a step does: forward, and backward for the weights and
-    the inputs of all layers but the first."""
+    """A function that multiplies random matrices as a step does: forward, and backward for the weights of all
+    layers and for the inputs of all layers but the first."""
     config = ModelConfig()
     widths = [INPUTS, *[config.hidden] * config.layers, 2 * OUTPUTS]
     dtype: torch.dtype = getattr(torch, precision)
@@ -99,7 +99,8 @@ KINDS = {"ours": fit, "autograd": autograd, "limit": limit}
 
 
 def _data(members: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets, and each member's row numbers in an epoch [members, ROWS]."""
+    """Inputs [ROWS, INPUTS], targets [ROWS, OUTPUTS], and the row numbers of each member's bootstrap sample
+    [members, ROWS]."""
     generator = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randn(ROWS, width, generator=generator) for width in (INPUTS, OUTPUTS))
     return inputs, targets, torch.randint(ROWS, (members, ROWS), generator=generator)

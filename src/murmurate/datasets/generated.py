@@ -47,8 +47,9 @@ def generate(
 
     A word's base frequency is p(rank) ~ 1 / (rank + 9) (Zipf-Mandelbrot), with random ranks; topics are drawn
     from Dirichlet(``topic_mass`` p), and documents' topics from Dirichlet(alpha), where alpha_k ~ 1 / (k +
-    sqrt K) and alpha has the sum ``alpha_mass``. Lengths are log-normal with mean ``mean_length`` tokens, and
-    at least 1. Raises Refusal for sizes below 1.
+    sqrt K) and alpha has the sum ``alpha_mass``. Lengths are log-normal, with mean ``mean_length`` tokens and
+    standard deviation ``length_sigma`` of their logarithm, and at least 1. Raises Refusal for a number of
+    documents, words or topics below 1, and for a mean length or a mass that is not above 0.
     """
     for name, size in (("documents", documents), ("vocabulary", vocabulary), ("topics", topics)):
         if size < 1:
@@ -99,9 +100,10 @@ def library_text(*, tokens: Tokens | None = None, min_tokens: int = 10, folder: 
     """A corpus of English: docstrings and comments of Python's standard library, or of another ``folder``.
 
     A document is the docstring of a function, class or module, and its comments outside inner functions and
-    classes. Documents of fewer than ``min_tokens`` words are left out. Documents are in the order of paths
-    and lines, and so the same for the same version of Python. By default words have 2 letters or more, and
-    occur in 5 documents or more and 95% of them at most. Raises Refusal if there are no sources.
+    classes. Documents of fewer than ``min_tokens`` words are left out, and those of which no word is kept.
+    Documents are in the order of paths and lines, and so the same for the same version of Python. By default
+    words have 2 letters or more, and occur in 5 documents or more and 95% of them at most. Raises Refusal if
+    there are no sources, or if no word is kept.
     """
     chosen = tokens or replace(FORMER_DEFAULTS, min_df=5)
     counter = WordCounter(chosen)

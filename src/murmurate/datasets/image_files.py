@@ -29,10 +29,12 @@ class EncodedImages(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory that the index takes."""
+        """Bytes of memory that the index takes."""
         ...
 
-    def place(self, number: int) -> Place: ...
+    def place(self, number: int) -> Place:
+        """Where the bytes of an encoded image are."""
+        ...
 
     def title(self, number: int) -> str:
         """The name of an image in messages."""

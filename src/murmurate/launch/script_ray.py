@@ -31,7 +31,9 @@ def run_on_ray(settings: ScriptSettings) -> list[Any]:
     """Run a script on the cluster at RAY_ADDRESS, or on a Ray that is started on this host; see
     ``murmurate.run``.
 
-    Raises MissingExtra where Ray is not installed; Refusal if there is no such cluster, or no room in it.
+    Raises MissingExtra where Ray is not installed; Refusal if there is no such cluster or no room in it, for
+    replicas of several devices, and for a ``main`` that other processes cannot import; and what
+    ``ScriptSettings.result_of`` and ``results`` raise.
     """
     several = next((names for names in settings.devices if len(names) > 1), None)
     if several is not None:
@@ -101,7 +103,7 @@ class _Job:
         self.memory_file = SharedMemoryFile.create()
 
     def begin(self) -> None:
-        """Start all actors, and ``main`` in each. Raises Refusal."""
+        """Start all actors, and ``main`` in each. Raises Refusal if Ray cannot start them in time."""
         ray, settings = self.ray, self.settings
         offer = lend(self.memory_file)
         self.actors = [self._actor(rank) for rank in range(settings.members)]
@@ -133,8 +135,11 @@ class _Job:
         }
 
     def results(self) -> dict[int, Any]:
-        """Collect results as they arrive, by rank. Raises what the first member that fails has raised; if a
-        member dies, the others go on without it."""
+        """Collect results as they arrive, by rank. If a member dies, the others go on without it. If only the
+        centre is left for longer than the deadline, it is killed.
+
+        Raises Refusal or RunFailed when the first member is refused or fails.
+        """
         assert self.host is not None
         settings = self.settings
         printer = _Printer(self.members_store, settings.members)
@@ -195,7 +200,8 @@ class _Job:
 
 
 class _Lines(WholeLines):
-    """A stream that sends what a member prints to the driver, in whole lines, through the driver's store."""
+    """A stream that sends what a member prints to the driver, in whole lines, through the driver's store;
+    what is not to be shown is dropped."""
 
     def __init__(self, store: Store, settings: ScriptSettings, rank: int) -> None:
         super().__init__()

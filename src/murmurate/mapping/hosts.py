@@ -19,7 +19,8 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.training.run import Run
 
-_UPDATES, _BATCHES, _PERIODS = 40, 10, 2  # of a replica in a simulated run, at least
+# the least numbers of updates, batches and exchange periods of each replica in a simulated run
+_UPDATES, _BATCHES, _PERIODS = 40, 10, 2
 
 
 def on_hosts(
@@ -69,7 +70,7 @@ def compute_model(seconds: float, deviation: float) -> str:
 
 
 def _batch_seconds(run: Run, cluster: Cluster) -> float:
-    """Virtual seconds of a replica's batch. Raises Refusal if the run cannot be simulated."""
+    """Virtual seconds that a replica takes for a batch. Raises Refusal if the run cannot be simulated."""
     found, evaluation = steady(run), run.evaluation
     if hasattr(evaluation, "eval_episodes"):
         evaluation = dataclasses.replace(evaluation, eval_episodes=1)

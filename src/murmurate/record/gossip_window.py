@@ -1,9 +1,9 @@
 """Windows in which a member of a gossip strategy records every update and every vector that it averaged with.
 
-From these records the report computes a bound of the distance between replicas, by Proposition 1 of GALA
-(Assran et al. 2019; ``window_bound``). The report compares this bound with the distance that a member
-measured once in each window, between its own vector and the newest ones that its peers had published. Windows
-begin in all members at the same total of env steps. Outside of windows an update costs one test.
+From these records the report computes an upper bound of the distance between replicas, by Proposition 1 of
+GALA (Assran et al. 2019; ``window_bound``). The report compares it with a distance that a member measured
+once in each window: of its own vector, and the newest ones that its peers had published, from their mean.
+Windows begin in all members at the same total of env steps. Outside of windows an update costs one test.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class GossipWindow:
         return recorded
 
     def _compare(self) -> dict[str, Any]:
-        """The distance ||X - mean||_F of this member's vector and its peers' newest published ones."""
+        """The comparison: the distance ||X - mean||_F, where the rows of X are this member's vector and its
+        peers' newest published ones; those vectors' versions; and the number of steps recorded so far."""
         channel, versions = self._bound.channel, {}
         rows: list[Tensor] = [self._bound.replica.values()]
         for peer in channel.living():

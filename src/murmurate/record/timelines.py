@@ -1,4 +1,7 @@
-"""Spans of computing, waiting and exchanging of several members in one window of the run's clock."""
+"""Spans in which members collect, learn, exchange and wait, in one window of the run's clock.
+
+Members record them in bursts: each metric record may hold the spans of a few iterations.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ _SIMILAR_LENGTHS = 4.0  # ratio of lengths up to which timelines are cut to the 
 
 @dataclass(frozen=True)
 class TimelineSpan:
+    """kind: one of ``step_timer.KINDS``. start, length: seconds of the run's clock."""
+
     kind: str
     start: float
     length: float
@@ -28,7 +33,8 @@ class TimelineSpan:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of each member, by its name, in a window of the run's clock; left_out: members not shown."""
+    """The spans of each member, by its name, in a window of the run's clock. left_out: number of members that
+    are not shown, if there are more than ``SHOWN_MEMBERS``."""
 
     start_seconds: float
     end_seconds: float
@@ -65,9 +71,11 @@ def bursts(run: RecordedRun) -> dict[str, list[Burst]]:
 
 
 def timeline(run: RecordedRun) -> Timeline | None:
-    """The burst that most members share, of these the nearest to the middle of the run; None without bursts.
+    """The window of the burst that most members share, of these the nearest to the middle of the run; None
+    without bursts.
 
-    Of many members a dozen are shown, evenly chosen, the centre among them.
+    Of many members a dozen are shown, evenly chosen, the centre among them. The window is cut to the time in
+    which all of them recorded, and to ``_MOST_ITERATIONS`` iterations.
     """
     bursts_by_member = bursts(run)
     if not bursts_by_member:
@@ -108,7 +116,8 @@ def shown_members(members: int) -> list[int]:
 
 
 def same_length(timelines: Sequence[Timeline]) -> list[Timeline]:
-    """Timelines of similar lengths cut to the shortest, so that they have the same scale on the page."""
+    """Timelines cut to the shortest, so that they have the same scale on the page; uncut if the longest is
+    more than ``_SIMILAR_LENGTHS`` times as long as the shortest."""
     lengths = [each.length for each in timelines]
     if not lengths or max(lengths) > _SIMILAR_LENGTHS * min(lengths):
         return list(timelines)
@@ -125,7 +134,7 @@ def _cut(spans: Burst, start: float, end: float) -> Burst:
 
 
 def shares(runs: Sequence[RecordedRun], waiting: float | None = None) -> dict[str, float] | None:
-    """Share of the replicas' time by kind of span, and "other" for the rest; None without bursts.
+    """Share of the replicas' time in bursts by kind of span, and "other" for the rest; None without bursts.
 
     waiting: share of waiting in the whole run (``groups.waiting_share``), used instead of the share in the
     bursts, so that it is the same number everywhere; the other kinds share the rest as in the bursts.

@@ -36,8 +36,13 @@ class SlotSampler(Protocol):
         priority so far, so that each is likely to be drawn soon."""
         ...
 
-    def remove(self, slots: Tensor) -> None: ...
-    def update(self, slots: Tensor, error: Tensor) -> None: ...
+    def remove(self, slots: Tensor) -> None:
+        """``slots`` [B] are no longer drawn."""
+        ...
+
+    def update(self, slots: Tensor, error: Tensor) -> None:
+        """New errors [B] of ``slots`` [B], which can be drawn."""
+        ...
 
     @property
     def mass(self) -> tuple[float, float]:
@@ -45,7 +50,8 @@ class SlotSampler(Protocol):
         ...
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``count`` draws with replacement. Raises ValueError if fewer than ``count`` slots can be drawn."""
+        """``count`` draws with replacement, weighted with exponent ``beta``. Raises ValueError if fewer than
+        ``count`` slots can be drawn."""
         ...
 
     def set_alpha(self, alpha: float) -> None:
@@ -60,8 +66,8 @@ class Prioritized:
     """See ``SlotSampler``.
 
     alpha: exponent; 0 is uniform, 1 proportional to the error. epsilon: added to each error, so that each
-    slot can be drawn again. threads: number of threads of the tree's searches. tree: the tree to use; None: a
-    new one.
+    slot can be drawn again. tree: the tree to use; None: a new one, with random numbers from ``seed`` and
+    ``threads`` threads for its searches. Raises ValueError for an alpha outside [0, 1] or a negative epsilon.
     """
 
     weighted: ClassVar[bool] = True
@@ -211,6 +217,7 @@ class Uniform:
 
 
 def refuse_too_many(count: int, filled: int) -> None:
+    """Raise ValueError if ``count`` slots cannot be drawn from ``filled``."""
     if filled == 0:
         raise ValueError("there is nothing to draw: the replay is empty. Insert something first.")
     if count > filled:

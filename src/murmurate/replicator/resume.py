@@ -33,8 +33,8 @@ class ResumableLoop(LoopCollectives):
         """Restore what ``state`` returned.
 
         Raises Refusal, before any change, under a strategy with a centre, for a state of another strategy or
-        number of replicas, or without one of this script's replicas. States that do not name them were saved
-        by earlier versions.
+        number of replicas, or without one of this script's replicas. A state that names neither strategy nor
+        number, as an earlier version saved it, is accepted.
         """
         self._refuse_centre()
         own = {"strategy": self.strategy.name, "replicas": self.size}
@@ -62,7 +62,8 @@ class ResumableLoop(LoopCollectives):
     def resumed(self) -> None:
         """To be called by all replicas when they have loaded their states, and before their first steps.
 
-        Raises Refusal if replicas that take part in the same rounds have made different numbers of updates.
+        Raises Refusal if replicas that take part in the same rounds have made different numbers of updates,
+        FabricError if another of them does not call it.
         """
         if self.strategy.synchronous and self.size > 1 and self.rank < self.size:
             updates = {f"updates of '{k}'": str(b.replica.clock) for k, b in self.bound_replicas.items()}

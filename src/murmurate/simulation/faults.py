@@ -64,6 +64,7 @@ class FaultInjector:
     def _crash(self, rank: int) -> None:
         monitor, restart_after = self._monitor, self._cluster.restart_after_seconds
         self._fabric.crash(rank)
+        self._paused_until.pop(rank, None)  # a restarted process is not stopped
         monitor.learners[rank].freeze_costs()
         monitor.died[rank] = self._fabric.virtual_seconds
         monitor.event("died", f"replica {rank} died; {len(monitor.running)} go on", member=rank)

@@ -40,11 +40,11 @@ from murmurate.worlds.modules import search
 _OTHER_KEYS = frozenset(
     {"format", "unit", "curves", "headline", "versions", "hardware", "command", "simulated", "imports"}
 )
-_MAX_INTEGER = 2**1000  # the largest integer: it can still be converted to float
+_INTEGER_LIMIT = 2**1000  # integers must be smaller in magnitude, so that they can be converted to float
 
 
 def claim(folder: Path) -> None:
-    """Make the folder of a new run. Raises Refusal if it already holds a run, or anything else."""
+    """Make the folder of a new run. Raises Refusal if it holds a run or anything else, or cannot be made."""
     if (folder / "run.json").exists():
         if _is_simulated(folder):
             raise Refusal(f"{folder} already holds a simulated run. Choose another folder with --out.")
@@ -82,7 +82,8 @@ def _is_simulated(folder: Path) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a run folder against other processes. Raises Refusal if another process has locked it.
+    """Lock a run folder against other processes, where its file system has locks. Raises Refusal if another
+    process has locked it, or if it has no folder ``checkpoints``.
 
     The kernel releases the lock when the process ends, however it ends.
     """
@@ -135,8 +136,8 @@ def _has_saved(folder: Path) -> bool:
 
 
 def new_folder(name: str) -> Path:
-    """A folder below ``runs`` that does not exist yet, named after a recipe: without slashes and colons, and
-    without the folder of an environment's file."""
+    """A folder below ``runs`` that does not exist yet, named after a recipe and the time: without slashes and
+    colons, and without the folder of an environment's file."""
     short = re.sub("[^A-Za-z0-9._+-]", "-", re.sub("^env:(.*/)?", "", name))[-100:].lstrip("-.")
     stem = f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
     numbered = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in itertools.count(1))
@@ -144,7 +145,8 @@ def new_folder(name: str) -> Path:
 
 
 def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
-    """Write ``run.json``: the whole resolved Run, versions, hardware, and ``extra_fields``, unchanged."""
+    """Write ``run.json``: the resolved Run, ``extra_fields`` (JSON values), its evaluation's curves, and this
+    process's versions, hardware, command and imported modules."""
     write_json(
         folder / "run.json",
         {
@@ -165,12 +167,12 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
 
 
 def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
-    """The Run of a folder; ``recipe`` resolves its name. Raises Refusal if there is none.
+    """The Run of a folder; ``recipe`` finds a recipe's Run by name. Raises Refusal if none can be restored.
 
     ``run.json`` must be as it was written (see ``stored``). A field that no part of the Run has is refused. A
-    field that is missing is refused, too, unless it is younger than the file: ``since`` in its metadata is
-    the ``format`` that first has it. Files from before format 2 have no checksum and name no format: their
-    missing fields get the defaults, with a warning that names them.
+    field that is missing is refused, too, unless it is newer than the file (``since`` in its metadata is the
+    ``format`` that first has it), or the file is from before format 2: such files have no checksum and name
+    no format. The fields that may be missing get the defaults, with a warning that names them.
     """
     path = folder / "run.json"
     refuse_foreign(folder)
@@ -310,7 +312,7 @@ def is_valid(kind: Any, value: Any) -> bool:
         elements = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         return len(elements) == len(value) and all(map(is_valid, elements, value))
     if kind in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < _MAX_INTEGER
+        return not isinstance(value, bool) and abs(value) < _INTEGER_LIMIT
     if kind is str:
         return isinstance(value, str) and "\0" not in value
     return kind is Any or isinstance(value, origin or kind)
@@ -330,7 +332,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 @contextmanager
 def restored_if_refused(folder: Path, *names: str) -> Iterator[None]:
-    """Used around code that changes these files: a Refusal, or an OSError (raised as one), leaves them be."""
+    """Restores these files if the code inside raises Refusal, or OSError, which is raised as Refusal."""
     contents = {folder / name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
     try:
         yield
@@ -359,7 +361,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """The hardware of this host, as stored with every run and every benchmark result."""
+    """The hardware of this host (``cores``: logical ones), as stored with every run and benchmark result."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "cpu": _cpu_name(),
@@ -373,11 +375,8 @@ def hardware() -> dict[str, Any]:
 def write_roles(
     folder: Path, pids: dict[int, int | None], replicas: int, hosts: Mapping[int, str] | None = None
 ) -> None:
-    """Write ``roles.jsonl``: the process and host of each rank. pids: by rank; None for a thread of the
-    launcher.
-
-    hosts: names by rank; ranks without a name are on this host.
-    """
+    """Write ``roles.jsonl``: the role, process and host of each rank. pids: by rank; None for a thread of the
+    launcher. hosts: names by rank; ranks without a name are on this host."""
     lines = [
         {
             "role": "replica" if rank < replicas else "center",

@@ -38,7 +38,7 @@ from murmurate.workloads.conjugate import (
 )
 from murmurate.workloads.mixture import Mixture, centred
 
-_INIT_ROWS = 20_000  # rows from which the prior and the initial parameters are computed
+_INIT_ROWS = 20_000  # the most rows from which the prior and the initial parameters are computed
 _LLOYD_STEPS = 10
 
 
@@ -50,15 +50,15 @@ class MixtureModel(LearnerConfig):
         an update, G.
     covariance: form of a component's covariance matrix: ``full`` or ``diagonal``.
     concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K.
-    precision: beta_0; the prior's mean of a component, which is the mean of the data, weighs as much as so
-        many rows.
+    precision: beta_0; the prior's mean of a component, which is the mean of the data, weighs as much as
+        this many rows. (Mean and covariance of the data are computed from at most 20,000 rows.)
     freedom: nu_0 of the Wishart prior of a component's precision matrix; none is the number of columns. The
         prior's scatter W_0^-1 is the covariance of the data.
     step_rule: rule for the local step size eta at update t, and for the weight rho of a pushed step.
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
         rate / (p B M) ** 0.25 (Mohamad et al., equation 13; p, B and M: see ``DPSGD``), so a step has the
-        size eta rho.
+        size eta rho; under strategies other than ``DPSGD``, ``paper`` is ``average``.
     rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns each row of the
         sample to the nearest of K random rows.
@@ -106,6 +106,8 @@ class MixtureModel(LearnerConfig):
     def build(self, context: Context) -> ConjugateLearner[Mixture]:
         """The learner. The prior and the initial parameters are computed from ``context.examples``; without
         these, both must be loaded from a checkpoint.
+
+        Raises ValueError for hyper-parameters out of range, Refusal for a constant column.
         """
         columns, table = context.spec.observation_shape[0], context.examples
         self.check(columns)

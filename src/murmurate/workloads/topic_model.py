@@ -58,7 +58,7 @@ class TopicModel(LearnerConfig):
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
         rate / (p B M) ** 0.25 (Mohamad et al., equation 13; p, B and M: see ``DPSGD``), so a step has the
-        size eta rho.
+        size eta rho; under strategies other than ``DPSGD``, ``paper`` is ``average``.
     rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``documents`` begins each topic with the words of a few documents, ``random`` with draws from a
         gamma distribution (with which training by the paper's step sizes gets stuck), ``svi`` with one pass

@@ -41,11 +41,12 @@ except Exception as problem:  # the import opens a window; pyglet's errors have 
 SIDE = 84  # pixels of a frame, in each direction
 SCREEN = (240, 320, 3)  # shape of a picture
 TICKS_PER_SECOND = 20
-GOAL, DEATH, COMMAND = 1000.0, -1000.0, -1.0  # rewards of gold, of lava or a time-out, and of every action
+# rewards: of gold; of lava, or a time-out on levels 1 to 4; of every action
+GOAL, DEATH, COMMAND = 1000.0, -1000.0, -1.0
 _SPEED, _TURN = 4.317, math.pi  # m/s, as a player of Minecraft walks; rad/s, as in Matiisen et al.
 _ROOM, _WALL = 7.0, 1.0
 _GAP, _BRIDGE = 1.5, 1.5  # width of an opening, and of a bridge
-_TOUCH = 0.25  # distance between agent and gold block at which they touch
+_TOUCH = 0.25  # greatest distance between the agent's circle and the gold block at which they touch
 _ASPECT = SCREEN[1] / SCREEN[0]
 # ``concrete_tiles`` is for ceilings: no room has one, but miniworld loads its texture
 _TEXTURES = ("brick_wall", "cinder_blocks", "lava", "wood_planks", "concrete_tiles")
@@ -203,7 +204,8 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
 
     @property
     def touches_gold(self) -> bool:
-        """Whether the agent is within ``_TOUCH`` of the gold block, whose base is a square of side 1."""
+        """Whether the agent's circle is within ``_TOUCH`` of the gold block, whose base is a square of side
+        1."""
         offset = self.agent.pos - self.gold.pos
         turn = self.gold.dir  # x and z below are the offset along the sides of the square
         x = offset[0] * math.cos(turn) - offset[2] * math.sin(turn)
@@ -233,7 +235,7 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
         gl.glEndList()
 
     def render_obs(self, frame_buffer: Any = None) -> Frame:
-        """The agent's view with an aspect ratio of 4 : 3, whatever the shape of the buffer."""
+        """The agent's view [H, W, 3], with an aspect ratio of 4 : 3 whatever the shape of the buffer."""
         buffer = self.obs_fb if frame_buffer is None else frame_buffer
         self.shadow_window.switch_to()
         buffer.bind()

@@ -1,4 +1,4 @@
-"""Values in a c10d store that only members who share a secret can write.
+"""Values in a c10d store that are accepted only from members who share a secret.
 
 The store itself is open: whoever can connect to its port can read, write and delete. So each value carries a
 keyed BLAKE2b digest of its place (run, epoch and key), of a sequence number that only rises, and of its
@@ -26,7 +26,10 @@ _HEAD_BYTES = _DIGEST_BYTES + _SEQUENCE.size
 
 
 class Unauthentic(FabricError):
-    """A value was not written by a member. ``content``: its content, which must not be trusted."""
+    """A value was not written by a member, or is older than one that was read before.
+
+    ``content``: its content, which must not be trusted.
+    """
 
     def __init__(self, place: str, problem: str, content: bytes) -> None:
         super().__init__(f"'{place}' in the run's store {problem}")
@@ -41,7 +44,7 @@ class AuthenticatedStore:
     """The part of ``store`` whose keys begin with ``place`` (run and epoch). Each key has one writer.
 
     secret: b"" if the members have none; then anyone can write, but members with a secret reject what members
-    without one write.
+    without one write. refused: how many values were passed to ``refuse``.
     """
 
     def __init__(self, store: Any, place: str, secret: bytes) -> None:
@@ -53,6 +56,7 @@ class AuthenticatedStore:
         self.refused = 0
 
     def part(self, name: str) -> AuthenticatedStore:
+        """The keys below ``name`` in this part, over the same connection."""
         return AuthenticatedStore(self._store, f"{self._place}/{name}", self._secret)
 
     def clone(self) -> AuthenticatedStore:
@@ -60,6 +64,7 @@ class AuthenticatedStore:
         return AuthenticatedStore(self._store.clone(), self._place, self._secret)
 
     def set(self, key: str, content: bytes) -> None:
+        """Write a value, with a sequence number above that of the value before."""
         if key not in self._written:  # an earlier process of this writer may have written it
             with contextlib.suppress(Unauthentic):
                 self._written[key] = self._sequence_of(key) if self.check(key) else 0
@@ -80,7 +85,7 @@ class AuthenticatedStore:
         return self.authenticated(key, self._store.get(self._full_key(key)))
 
     def find(self, key: str) -> bytes | None:
-        """The content of the value of ``key``; None if no member has written one."""
+        """The content of the value of ``key``; None if there is none, or if it was refused."""
         try:
             return self.get(key) if self.check(key) else None
         except Unauthentic as problem:

@@ -1,7 +1,8 @@
 """A small table of counters that the launcher and all members share: liveness, progress and requests.
 
-Every cell has one writer (a member writes its own column, the launcher all other cells), so there is no lock
-that a dead process could hold. The table can be in any int64 buffer: shared memory, or a plain array.
+Every cell has one writer at a time, so there is no lock that a dead process could hold: a member writes the
+``MEMBER_ROWS`` of its own column, the launcher the header, the ``LAUNCHER_ROWS``, and the column of a rank
+that has no process. The table can be in any int64 buffer: shared memory, or a plain array.
 
 A restarted rank has another *incarnation*: a number that the launcher raises while no process of that rank
 exists. Every change of membership raises the *epoch*.
@@ -67,7 +68,7 @@ class RunState:
         return _HEADER + _ROWS * size
 
     def open(self) -> None:
-        """Mark all members as alive, with zero counts (called by the launcher before it starts workers)."""
+        """Mark all members as alive, set all else to 0 (called by the launcher before it starts workers)."""
         self._header[:] = 0
         self._rows[:] = 0
         self._rows[_ALIVE] = 1
@@ -141,7 +142,8 @@ class RunState:
         self._header[_EPOCH] += 1
 
     def begin_incarnation(self, rank: int) -> int:
-        """Called before a dead rank is restarted; returns the number of its new incarnation."""
+        """Called before a dead rank is restarted; returns the number of its new incarnation. Raises
+        ValueError for a rank that is alive."""
         if self._rows[_ALIVE, rank]:
             raise ValueError(f"rank {rank} is alive: mark it dead before it begins another incarnation")
         self._rows[_INCARNATION, rank] += 1
@@ -263,7 +265,7 @@ class RunState:
         return [int(i) for i in np.flatnonzero((self._rows[_ALIVE] == 1) & (self._rows[_SKIPPED] == request))]
 
     def have_all_finished(self, first: int | None = None) -> bool:
-        """Whether all living members have finished; with ``first``, all among the first so many ranks."""
+        """Whether all living members have finished; with ``first``, those of them whose rank is below it."""
         alive = self._rows[_ALIVE, :first] == 1
         return bool((self._rows[_FINISHED, :first][alive] == 1).all())
 
@@ -273,7 +275,8 @@ class RunState:
 
 @contextlib.contextmanager
 def sending_heartbeats(run_state: RunState, rank: int) -> Iterator[None]:
-    """Send heartbeats while state is read or written: gigabytes take long, as does a slow disk."""
+    """Send a heartbeat each second, from a thread, while state is read or written: gigabytes take long, as
+    does a slow disk."""
     done = threading.Event()
 
     def send() -> None:
