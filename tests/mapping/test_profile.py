@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,11 @@ def test_a_profile_of_another_shape_is_refused(tmp_path: Path, part: str) -> Non
         {"links": {"network": {"latency_seconds": "fast", "bytes_per_second": 1e9}}},
         {"links": {"network": {"latency_seconds": 1e-4, "bytes_per_second": 0}}},
         {"links": {"network": {"latency_seconds": -1e-4, "bytes_per_second": 1e9}}},
+        {
+            "exchange": {
+                "gala x2 {}": dict.fromkeys(("low", "high", "sizes"), (0, 1)) | {"a": math.nan, "b": 0.0}
+            }
+        },
     ],
 )
 def test_a_profile_that_was_edited_wrongly_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:

@@ -188,6 +188,8 @@ def load(path: Path) -> DeviceProfile:
 
 def _line(stored: dict[str, Any]) -> Line:
     a, b = float(stored["a"]), float(stored["b"])
+    if not (math.isfinite(a) and math.isfinite(b)):
+        raise ValueError(f"a cost of {a} + {b} n seconds")
     low, high = ((float(stored[name][0]), float(stored[name][1])) for name in ("low", "high"))
     width, sizes = stored.get("width"), stored["sizes"]  # profiles before 2026-11-26 lack a width
     own_width = None if width is None else float(width)
