@@ -530,7 +530,7 @@ def test_a_fold_that_would_leave_nothing_has_a_smaller_rho(factor, rho):
 def test_of_a_pulled_v_nothing_left_is_an_error():
     master = master_of(replica_of_ones(20), "pulled")
     letter = SparseDelta(0.2, 0, torch.tensor([3]), torch.ones(1, 16)).pack()
-    with pytest.raises(StepTooLarge, match=r"shrink v by 1\.6 .* use --strategy.shrinks present"):
+    with pytest.raises(StepTooLarge, match=r"shrink v by 1\.6 .* use shrinks 'present'"):
         fold(master, letter, letter)
 
 
