@@ -285,7 +285,8 @@ class ProcessChannel:
             raise FabricError(
                 f"rank {self._fabric_rank(self.rank)} waited {self.deadline_seconds:g} s for rank(s) "
                 f"{[self._fabric_rank(r) for r in late]} in round {number} "
-                f"of channel '{self.name}'. They are alive but do not answer: look at their logs or output."
+                f"of channel '{self.name}'. They are alive but do not answer: they hang, or have left their "
+                "loop while others go on. Look at their logs or output."
             )
         # a member that did not take part has died, and is left out until it is admitted again
         self._partners &= self._rounds >= number
