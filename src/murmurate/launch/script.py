@@ -17,7 +17,13 @@ from murmurate.fabric.processes.spawn import Exit
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
-from murmurate.launch.script_arguments import checked_devices, refuse_missing_gpus, seconds, whole_number
+from murmurate.launch.script_arguments import (
+    checked_devices,
+    refuse_missing_gpus,
+    refuse_replicas_that_cannot_agree,
+    seconds,
+    whole_number,
+)
 from murmurate.launch.script_local import refuse_import, run_locally
 from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
 from murmurate.launch.script_xla import run_on_xla
@@ -122,11 +128,7 @@ def run(
     check_capabilities(chosen, offered, offered_by, itertools.chain(*member_devices))
     if collectives:
         check_common_rounds(chosen, "collectives")
-    if replicas > 1 and not chosen.needs:  # without any need it cannot exchange
-        raise Refusal(
-            f"{chosen.name} trains one replica, and the run has {replicas}. Leave replicas out, or let them "
-            "agree: strategy='all-reduce'."
-        )
+    refuse_replicas_that_cannot_agree(chosen, replicas)
     chosen.check(replicas)
     settings = ScriptSettings(
         main, chosen, replicas, seed, workers, member_devices, collectives, output, threads,

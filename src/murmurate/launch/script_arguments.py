@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from murmurate.errors import Refusal
+from murmurate.strategies.interface import Strategy
 
 
 def checked_devices(devices: str | Sequence[str | Sequence[str]]) -> tuple[tuple[str, ...], ...]:
@@ -54,3 +55,13 @@ def seconds(name: str, value: Any) -> float:
     if not isinstance(value, Real) or not float(value) > 0:
         raise Refusal(f"{name} is {value!r}: give a number of seconds above 0")
     return float(value)
+
+
+def refuse_replicas_that_cannot_agree(strategy: Strategy, replicas: int) -> None:
+    """Raise Refusal if there are several, and the strategy, without any need, cannot exchange. The strategy's
+    own ``check`` names options of the command line."""
+    if replicas > 1 and not strategy.needs:
+        raise Refusal(
+            f"{strategy.name} trains one replica, and the run has {replicas}. Use replicas=1, or let them "
+            "agree: strategy='all-reduce'."
+        )

@@ -13,6 +13,7 @@ import torch
 
 from murmurate.datasets.corpus import FRACTIONS, Corpus
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.launch.script_arguments import refuse_replicas_that_cannot_agree
 from murmurate.ranges import (
     NonNegativeFloat,
     OpenUnitInterval,
@@ -368,12 +369,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 "batch learning needs all documents in one replica. Use learning_method='online'."
             )
         with _as_value_errors():
-            chosen = strategy_from(self.strategy)
-        if self.replicas > 1 and not chosen.needs:  # its own message names options of the command line
-            raise ValueError(
-                f"{chosen.name} trains one replica, and replicas is {self.replicas}. Use replicas=1, or let "
-                "them agree: strategy='all-reduce'."
-            )
+            refuse_replicas_that_cannot_agree(strategy_from(self.strategy), self.replicas)
 
 
 @contextlib.contextmanager
