@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import pickle
 import time
@@ -14,7 +13,7 @@ import torch
 
 from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
-from murmurate.fabric.processes.module_process import Inherited, ModuleProcess, start_module
+from murmurate.fabric.processes.module_process import Inherited, ModuleProcess, end_process, start_module
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.actor_agent import ActorSettings, published_tensors
@@ -113,11 +112,7 @@ class ActorProcess(Generic[R]):
 
     def kill(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            if self.process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):  # settings that it did not read before it died
-                    self.process.stdin.close()
+            end_process(self.process)
 
 
 class ActorProcesses(Generic[R]):

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 
 from murmurate.errors import RunFailed
+from murmurate.fabric.processes.module_process import end_process
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.image_memory import BatchMemory, Layout
@@ -58,11 +59,7 @@ class _Decoder:
 
     def kill(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            if self.process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):  # settings that it did not read before it died
-                    self.process.stdin.close()
+            end_process(self.process)
             self.process = None
 
 

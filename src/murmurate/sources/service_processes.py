@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import RunFailed
+from murmurate.fabric.processes.module_process import end_process
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.config import ReplayConfig
@@ -96,11 +97,7 @@ class _Watched:
 
     def kill(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            if self.process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    self.process.stdin.close()
+            end_process(self.process)
             self.process = None
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.module_process import end_process
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import open_run_state
 from murmurate.replica.vector import MakeOptimizer, Replica
@@ -162,8 +163,5 @@ class PartProcesses:
 
     def close(self) -> None:
         for process in self._processes:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+            end_process(process)
         self._memory_file.close()

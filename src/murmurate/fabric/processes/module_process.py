@@ -69,6 +69,15 @@ def start_module(module: str, descriptors: Sequence[int]) -> ModuleProcess:
     )
 
 
+def end_process(process: ModuleProcess) -> None:
+    """Kill the process, wait for its end, and close its stdin."""
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # of settings that it did not read before it died
+            process.stdin.close()
+
+
 class _Forked:
     """A process that was forked from the fork server."""
 
