@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from murmurate.errors import Refusal
-from murmurate.fabric.processes import socket_folder
+from murmurate.fabric.processes import preloaded_first
 from murmurate.fabric.processes.process_handle import is_stopped
 
 PRELOADED_BY_RUNS = ("murmurate.launch._preloaded",)
@@ -124,7 +124,7 @@ def _may_fork() -> bool:
 def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its thread pools in the fork server
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([socket_folder.__name__, *preload])
+    context.set_forkserver_preload([preloaded_first.__name__, *preload])
     # A scheduler sends SIGTERM to every process, and without the fork server the launcher would not learn how
     # its workers end. So SIGINT and SIGTERM are blocked while the fork server starts, and it inherits that.
     # If one arrives meanwhile, the launcher gets it afterwards. Starting the resource tracker would unblock
@@ -134,7 +134,7 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
     try:
         resource_tracker.ensure_running()
         if forks:
-            gc.disable()  # as in socket_folder
+            gc.disable()  # as in preloaded_first
             try:
                 for module in preload:
                     importlib.import_module(module)
@@ -143,7 +143,7 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
             gc.freeze()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         if multiprocessing.parent_process() is None:  # else the folder is the parent's, which still needs it
-            os.environ[socket_folder.VARIABLE] = get_temp_dir()
+            os.environ[preloaded_first.VARIABLE] = get_temp_dir()
         if forks:
             _fork()
         else:
@@ -154,7 +154,7 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
             "Set TMPDIR to a short path that can be written to, such as /tmp."
         ) from error
     finally:
-        os.environ.pop(socket_folder.VARIABLE, None)
+        os.environ.pop(preloaded_first.VARIABLE, None)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     return context
 
