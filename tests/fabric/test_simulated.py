@@ -438,6 +438,21 @@ def count_to(rounds):
     return role
 
 
+def test_collectives_of_one_member_cost_nothing():
+    """As in processes: the inline launcher's runs of one replica go through them in every update."""
+
+    def role(member):
+        fabric, x = door_to(member), fill(2.0)
+        before = x.clone()
+        took_part = fabric.mean_(x)
+        fabric.broadcast_(x, 0)
+        gathered = fabric.gather(x)
+        assert gathered[0] is not x
+        return took_part, torch.equal(x, before), gathered[0].tolist(), fabric.traffic.bytes
+
+    assert SimulatedFabric(1, seed=0).run([role]) == [(1, True, [2.0] * N, 0)]
+
+
 def test_a_crash_leaves_the_mean_to_the_living():
     for seed in range(30):
         fabric = SimulatedFabric(3, seed, crashes={2: 3})

@@ -102,7 +102,7 @@ class SimulatedChannel:
     def _is_alone_at_turn(self) -> bool:
         """Take a turn; returns whether this member's collectives then involve no other."""
         self._turn(Capability.COLLECTIVE)
-        return self._owner.alone
+        return self._owner.alone or self.size == 1
 
     def _run_round(self, kind: str, x: Tensor, root: int | None = None) -> Round:
         self._scheduler.finish_work(self._rank)
