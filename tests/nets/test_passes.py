@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from murmurate.nets import _mlp_kernels
+from murmurate.nets import _mlp_kernels, passes
 from murmurate.nets._mlp_kernels import add_and_rectify_
 from murmurate.nets.batched_mlp import BatchedMLP
-from murmurate.nets.passes import Passes
+from murmurate.nets.passes import Passes, product
 
 
 def made(members: int = 2) -> BatchedMLP:
@@ -117,6 +117,31 @@ def test_a_bias_and_a_relu_whatever_torch_s_default_dtype_is() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.tolist() == [[[2.0] * 4]]
+
+
+@pytest.mark.parametrize("amd", [True, False])
+@pytest.mark.parametrize("columns", [1, 6, 16])
+def test_products_with_few_columns(amd: bool, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal to torch's product on the processors of either maker, for views of both layouts."""
+    monkeypatch.setattr(passes, "_is_amd", lambda: amd)
+    one, other = drawn(2, 20, 30), drawn(2, 30, columns, seed=2)
+    transposed = one.transpose(1, 2).contiguous().transpose(1, 2)
+    for left in (one, transposed):
+        torch.testing.assert_close(product(left, other), left @ other)
+
+
+def test_gradients_of_biases_are_sums_of_float32_slopes() -> None:
+    """Also of layers that compute in bfloat16, if what follows them is in float32."""
+    net = made().float()
+    slopes = {name: torch.empty_like(p) for name, p in net.named_parameters()}
+    net.weights[1].data, net.biases[1].data = net.weights[1].data.bfloat16(), net.biases[1].data.bfloat16()
+    x, slope = drawn(2, 64, 5).float(), drawn(2, 64, 3, seed=2).float()
+    with torch.no_grad():
+        both = Passes(net, slopes)
+        activations = both.forward(x)
+        both.backward(activations, slope)
+        before_relu = (slope @ net.weights[2].transpose(1, 2)) * (activations[2] > 0)
+    torch.testing.assert_close(slopes["biases.1"], before_relu.sum(1, keepdim=True))
 
 
 def test_another_activation_is_refused() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from murmurate.nets._mlp_kernels import add_and_rectify_
 from murmurate.nets.batched_mlp import BatchedMLP
 
 _ALL = slice(None)
-_NARROW = 16  # a factor with fewer columns, and at least as many rows, is multiplied faster as the left one
+_NARROW = 16  # a factor with fewer columns may be multiplied faster as the left one
 
 
 class Passes:
@@ -60,9 +62,11 @@ class Passes:
         the result, [E, B, out]."""
         for layer in range(len(self._weights) - 1, -1, -1):
             weight, (weight_slope, bias_slope) = self._weights[layer], self._slopes[layer]
-            slope = _in_dtype(slope, weight.dtype)
+            result_slope, slope = slope, _in_dtype(slope, weight.dtype)
             _write_product(activations[layer].transpose(1, 2), slope, weight_slope)
-            _write_product(self._row_of_ones(slope), slope, bias_slope)
+            # from the wider dtype: more exact, and sums of float32 take a tenth of the time of bfloat16's
+            widest = max(result_slope, slope, key=Tensor.element_size)
+            _write_product(self._row_of_ones(widest), widest, bias_slope)
             if layer:
                 slope = _slope_before(slope, weight, activations[layer])
 
@@ -136,7 +140,20 @@ def product(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _is_faster_transposed(one: Tensor, other: Tensor) -> bool:
-    return other.shape[2] < _NARROW and not is_traced() and one.shape[1] >= _NARROW  # exports take any batch
+    """Whether ``other`` has so few columns that MKL multiplies its transpose by that of ``one`` faster. If
+    that gives it a transposed view as the right factor, it is five times as fast on processors of AMD, and
+    up to fifteen times as slow on those of Intel."""
+    if other.shape[2] >= _NARROW or is_traced() or one.shape[1] < _NARROW:  # exports take any batch
+        return False
+    return one.stride(2) != 1 or _is_amd()
+
+
+@functools.cache
+def _is_amd() -> bool:
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def _write_product(one: Tensor, other: Tensor, out: Tensor) -> None:
