@@ -187,6 +187,18 @@ def test_autocast_computes_in_its_dtype():
         torch.testing.assert_close(one, expected, atol=0.1, rtol=0.02)
 
 
+@pytest.mark.parametrize("size", [1, 5])
+def test_autocast_leaves_adaptive_means_in_the_dtype_of_the_image(size):
+    def pool(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return functional.adaptive_avg_pool2d(x, size)
+
+    expected, found = both((2, 1), pool, image(2, 3, 12, 10, dtype=torch.float32))
+
+    for one in found:
+        torch.testing.assert_close(one, expected)
+
+
 def test_dropout_differs_between_parts_and_keeps_the_mean():
     x = torch.ones(4, 8, 32, 32)
 

@@ -110,12 +110,9 @@ def adaptive_avg_pool2d(x: SpatialTensor, output_size: Any) -> SpatialTensor | T
     bins = [_bins(size, count) for size, count in zip(x.arrangement.sizes, sizes, strict=True)]
     if any(count < parts for count, parts in zip(sizes, x.parts.grid, strict=True)):
         own = x.arrangement.rect(x.parts.rank)
-        rows, columns = (_averaging(b, i, x.local) for b, i in zip(bins, own, strict=True))
-        return summed(rows @ x.local @ columns.T, x.parts)
+        return summed(_means(x.local, bins, own), x.parts)
     outputs = arranged_evenly(sizes, x.parts)
-    local, own_bins, frame = _adaptive_window(x, bins, outputs)
-    rows, columns = (_averaging(b, i, local) for b, i in zip(own_bins, frame, strict=True))
-    return x.like(rows @ local @ columns.T, outputs)
+    return x.like(_means(*_adaptive_window(x, bins, outputs)), outputs)
 
 
 @spatial("adaptive_max_pool2d")
@@ -158,6 +155,13 @@ def _adaptive_window(
 def _bins(size: int, count: int) -> list[Interval]:
     """The pixels along an axis of which each of ``count`` outputs is the mean or maximum, as in torch."""
     return [(o * size // count, -(-(o + 1) * size // count)) for o in range(count)]
+
+
+def _means(x: Tensor, bins: list[list[Interval]], held: tuple[Interval, ...]) -> Tensor:
+    """The mean of each bin over the pixels of ``x``, which has the rows and columns ``held``."""
+    rows, columns = (_averaging(b, i, x) for b, i in zip(bins, held, strict=True))
+    with torch.autocast(x.device.type, enabled=False):  # it would compute the products in its own dtype
+        return rows @ x @ columns.T
 
 
 def _averaging(bins: list[Interval], held: Interval, like: Tensor) -> Tensor:
