@@ -292,6 +292,15 @@ def test_what_cannot_be_done_is_named(message):
         in_parts(grid, lambda parts: REFUSED[message](scatter(image(3, 4, 11, 9), parts)))
 
 
+def test_shapes_that_normalisation_cannot_have_are_named():
+    x = image(2, 3, 8, 6)
+
+    with pytest.raises(ValueError, match="2 groups of 3 channels"):
+        in_parts((2, 1), lambda parts: functional.group_norm(scatter(x, parts), 2))
+    with pytest.raises(ValueError, match=re.escape("over [6] of an image of [2, 3, 8, 6]: give its last")):
+        in_parts((2, 1), lambda parts: functional.layer_norm(scatter(x, parts), (6,)))
+
+
 class Doubled(torch.autograd.Function):
     """A function of one's own."""
 

@@ -61,8 +61,11 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> SpatialTensor:
-    """``torch.nn.functional.group_norm`` for x [N, C, H, W]."""
+    """``torch.nn.functional.group_norm`` for x [N, C, H, W]. Raises ValueError if C is no multiple of
+    ``num_groups``."""
     batch, channels = x.shape[:2]
+    if channels % num_groups:
+        raise ValueError(f"group_norm with {num_groups} groups of {channels} channels: use a divisor of them")
     grouped = x.local.reshape(1, batch * num_groups, -1, x.local.shape[-1])
     statistics = _moments(grouped.detach(), x.numel() // (batch * num_groups), x.parts)
     y = _by_channel(grouped, None, None, statistics, eps, x.parts).view(batch, channels, *x.local.shape[2:])
@@ -111,11 +114,13 @@ def layer_norm(
 ) -> SpatialTensor:
     """``torch.nn.functional.layer_norm`` over the last dimensions, rows and columns included.
 
-    Raises ValueError for another shape than the whole image's last dimensions.
+    Raises ValueError for another shape than the whole image's last dimensions, at least two.
     """
     sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if len(sizes) < 2 or list(x.shape[-len(sizes) :]) != sizes:
-        raise ValueError(f"layer_norm over {sizes} of an image of {list(x.shape)}: give its last dimensions")
+        raise ValueError(
+            f"layer_norm over {sizes} of an image of {list(x.shape)}: give its last dimensions, at least two"
+        )
     groups = x.numel() // math.prod(sizes)
     grouped = x.local.reshape(1, groups, -1, x.local.shape[-1])
     statistics = _moments(grouped.detach(), math.prod(sizes), x.parts)
