@@ -157,6 +157,15 @@ class _Misspelt(murmurate.Callback):
         ({"agent": {"learning_rte": 1.0}}, "agent has no field 'learning_rte'. Did you mean 'learning_rate'"),
         ({"learning_rate": 1.0}, "Did you mean agent={'learning_rate': ...}"),
         ({"agent": {"learning_rate": "fast"}}, "agent.learning_rate is 'fast'; it must be float"),
+        ({"network": "x.py:Net"}, "Did you mean agent={'network': ...}?"),
+        (
+            {"recipe": "pendulum-mbpo", "hidden": 8},
+            "Did you mean agent={'policy': {'hidden': ...}} or agent={'model': {'hidden': ...}}?",
+        ),
+        (
+            {"recipe": "pendulum-mbpo", "agent": {"elite": 2}},
+            "agent has no field 'elite'. Did you mean 'model': {'elites': ...}?",
+        ),
         ({"agent": {"torso": "mpl"}}, "did you mean 'mlp'"),
         ({"agent": {"network": _Misspelt}}, 'Give its name: "FILE.py:_Misspelt", or "module:_Misspelt"'),
         ({"agent": 3}, "takes a mapping"),

@@ -70,6 +70,8 @@ def hint(name: str, known: Collection[str], write: Callable[[str], str]) -> str:
     known: names, with the groups that they are in before a dot. write: how a known name is written.
     """
     wanted = _last(name)
+    if elsewhere := [each for each in known if _last(each) == wanted]:
+        return f" Did you mean {' or '.join(map(write, elsewhere))}?"
     by_last: dict[str, str] = {}
     for each in sorted(known, key=lambda each: not each.startswith("agent.")):
         by_last.setdefault(_last(each), each)
@@ -81,8 +83,6 @@ def hint(name: str, known: Collection[str], write: Callable[[str], str]) -> str:
     is_gymnasium = any(_last(each) == "joint-actions" for each in known)
     if wanted in _ENVIRONMENT_ARGUMENTS:
         return _OWN_FUNCTION if is_gymnasium else ""
-    if elsewhere := [each for each in known if _last(each) == wanted]:
-        return f" Did you mean {' or '.join(map(write, elsewhere))}?"
     # without the groups, whose names would make any two fields of a group similar
     near = difflib.get_close_matches(wanted, by_last, n=1, cutoff=_LEAST_SIMILARITY)
     if near:

@@ -144,27 +144,31 @@ def _kind(kind: Any) -> str:
 
 
 def _unknown(config: Any, name: str, place: str) -> Refusal:
-    known = dict(_names(config))
+    known = list(_paths(config))
     where = f"{place.rstrip('.')} has" if place else "a run has"
-    if name in known:
-        meant = f" Did you mean {known[name]}?"
-    else:
-        meant = hint(name, known, known.__getitem__) or f" It has {', '.join(_accepted(config)) or 'none'}."
-        if place == "strategy.":
-            meant += " Choose another strategy by its name, as in strategy={'name': 'gala', ...}."
+    meant = hint(name, known, lambda path: _written(path, is_keyword=not place))
+    meant = meant or f" It has {', '.join(_accepted(config)) or 'none'}."
+    if place == "strategy.":
+        meant += " Choose another strategy by its name, as in strategy={'name': 'gala', ...}."
     return Refusal(f"{where} no field '{name}'.{meant}")
 
 
-def _names(config: Any, outer: str = "") -> Iterator[tuple[str, str]]:
-    """(name, how to write it as an argument) of every field; outer fields last, which win in a dict."""
+def _paths(config: Any, outer: str = "") -> Iterator[str]:
+    """Every field, with the names of the fields that it is in before dots."""
     for name, field in _fields(config).items():
+        yield f"{outer}{name}"
         if dataclasses.is_dataclass(inner := getattr(config, field.name)):
-            yield from _names(inner, f"{outer}{name}.")
+            yield from _paths(inner, f"{outer}{name}.")
     for part in _flat_parts(config):
-        yield from _names(getattr(config, part), outer)
-    for name in _fields(config):
-        *parts, last = f"{outer}{name}".split(".")
-        written = f"'{last}'"
-        for part in reversed(parts):
-            written = f"{part}={{{written}: ...}}" if part is parts[0] else f"'{part}': {{{written}: ...}}"
-        yield name, written
+        yield from _paths(getattr(config, part), outer)
+
+
+def _written(path: str, is_keyword: bool) -> str:
+    """How to give the field ``path``: as a keyword argument, or as an item of a mapping."""
+    first, *inner = path.split(".")
+    if not inner:
+        return f"'{first}'"
+    value = "..."
+    for name in reversed(inner):
+        value = f"{{'{name}': {value}}}"
+    return f"{first}={value}" if is_keyword else f"'{first}': {value}"
