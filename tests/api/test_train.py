@@ -173,6 +173,7 @@ class _Misspelt(murmurate.Callback):
         ({"env_steps": 2e3}, "env_steps is 2000.0; it must be int or None. Write 2000."),
         ({"replicas": True}, "it must be int"),
         ({"replicas": 0}, "replicas is 0; it must be from 1"),
+        ({"parts": ()}, "parts is (): give the parts along rows and columns"),
         ({"simulater": 2}, "Did you mean 'simulators'"),
         ({"n_envs": 2}, "Did you mean 'simulators'"),
         ({"agent": {"gamma": 0.9}}, "agent has no field 'gamma'. Did you mean 'discount'"),

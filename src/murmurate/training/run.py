@@ -146,8 +146,7 @@ class Run:
     @property
     def grid(self) -> tuple[int, int]:
         """Number of parts of a replica along the rows and along the columns of its images."""
-        rows, *columns = self.parts
-        return checked_grid((rows, *(columns or [1])))
+        return checked_grid((*self.parts, 1) if len(self.parts) == 1 else self.parts)
 
     @property
     def members(self) -> int:
