@@ -140,6 +140,12 @@ def test_a_classifier_is_shared_by_its_file(context: EvalContext, tmp_path: Path
         SampleQuality(40, feature_net=str(tmp_path / "no" / "folder")).evaluate(Shades(), context)
 
 
+def test_a_sentence_does_not_call_images_for_validation_test_images() -> None:
+    figures = {"frechet_distance": 3.0, "frechet_distance_test": None, "samples": 40}
+    sentence = SampleQuality().sentence({**figures, "class_score": 2.0, "feature_net_accuracy": 0.9})
+    assert sentence.endswith("by features of our own classifier, which has 90.0% of held-out images right")
+
+
 def test_two_samples_are_the_least(context: EvalContext) -> None:
     with pytest.raises(Refusal, match="samples is 1"):
         SampleQuality().evaluate(Shades(), dataclasses.replace(context, count=1))

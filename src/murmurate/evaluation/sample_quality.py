@@ -95,7 +95,7 @@ class SampleQuality(Evaluation):
             return ""
         test, accuracy = figures["frechet_distance_test"], figures["feature_net_accuracy"]
         of_test = "" if test is None else f" (test images: {test:.2f})"
-        right = "" if accuracy is None else f", which has {accuracy:.1%} of the test images right"
+        right = "" if accuracy is None else f", which has {accuracy:.1%} of held-out images right"
         distance, score = figures["frechet_distance"], figures["class_score"]
         return (
             f"Frechet distance of {figures['samples']:,} samples: {distance:.2f}{of_test}, class score "
