@@ -195,6 +195,16 @@ def test_the_graph_of_a_replay_has_its_traffic() -> None:
     assert found["backward", "update"] == 4 * PARAMETERS
 
 
+@pytest.mark.parametrize(("clip", "observations"), [(None, 2), (1.0, 6)])
+def test_the_graph_of_sequences_has_the_observation_after_the_last_step(
+    clip: float | None, observations: int
+) -> None:
+    run = recipe("cartpole-arm")  # 32 sequences of 5 steps
+    run = dataclasses.replace(run, learner=dataclasses.replace(run.learner, importance_clip=clip))
+    found = {(edge.start, edge.end): edge.bytes for edge in edges(run, PARAMETERS)}
+    assert found["gather", "forward"] == 32 * (observations * 16 + 5 * (8 + 4 + 2))
+
+
 def test_a_round_within_a_batch_waits_for_that_batch() -> None:
     run = dataclasses.replace(recipe("cartpole-ppo"), replicas=4)  # 16 updates for each batch
     waits = {}

@@ -156,7 +156,7 @@ def edges(run: Run, parameters: int) -> Iterator[Edge]:
         yield Edge("forward", "priority", 12.0 * shape.rows)  # with a float32 priority
         yield Edge("priority", "sample", 0.0)
     elif requires.kind == "sequences":
-        observations = requires.steps if requires.every else 2
+        observations = 1 + (requires.steps if requires.every else 1)  # that after the last step, too
         yield Edge("simulate", "insert", shape.env_steps * step)
         row = observations * observation + requires.steps * (step - observation)
         yield Edge("gather", "forward", float(row * shape.rows))
