@@ -19,9 +19,9 @@ Config = TypeVar("Config")
 
 
 def resolve_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
-    """``config`` with the ``torso`` and ``precision`` that ``auto`` stands for: nature2013 for images, mlp
-    for vectors; for images the precision in which the device is faster, except in a net of the user's
-    own, which is float32."""
+    """``config`` with the ``torso`` and ``precision`` that ``auto`` stands for: ``usual_torso``; for
+    images the precision in which the device is faster, except in a net of the user's own, which is
+    float32."""
     fields: Any = config
     torso, precision = fields.torso, fields.precision
     if torso == AUTO:

@@ -47,7 +47,7 @@ class A2C(LearnerConfig):
     """Hyper-parameters; the defaults are those of A2C on Atari (Stooke and Abbeel 2018, Appendix).
 
     torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
-        (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+        (docs/worlds.md); auto is nature2013 for images of at least 20 x 20 pixels, else mlp.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: number of steps of a rollout. discount: discount factor per env step.
     gae_lambda: 1 is the n-step return (GALA Algorithm 1); below 1 is GAE.

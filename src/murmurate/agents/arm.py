@@ -50,7 +50,7 @@ class ARM(LearnerConfig):
         thesis gives none).
     learning_rate: learning rate of Adam. adam_epsilon: added to the root in Adam's denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
-    clip: largest norm of the gradient; the thesis does not clip.
+    clip: largest norm of the gradient. None: no limit, as in the thesis.
     target_rate: tau, the share of the way that the target value V' (``TargetNetwork``) moves to V with each
         update.
     importance_clip: c, the largest importance weight (section 2.6; Table 2.2 has 1), for a source that keeps
@@ -58,7 +58,7 @@ class ARM(LearnerConfig):
     evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the action
         with the greatest advantage. The best policy of a partially observed task may be stochastic.
     torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
-        (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+        (docs/worlds.md); auto is nature2013 for images of at least 20 x 20 pixels, else mlp.
     hidden: widths of an MLP's layers; one number: two layers of that width.
     normalize_observations: normalize observations by the running mean and deviation of the drawn sequences,
         limited to +-10 (vectors only).
@@ -97,6 +97,7 @@ class ARM(LearnerConfig):
         return resolve_auto(self, spec, device)
 
     def build(self, context: Context) -> ARMAgent:
+        """The agent. Raises ValueError for a world whose action is a vector or has several parts."""
         return ARMAgent(self, context)
 
 

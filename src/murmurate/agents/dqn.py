@@ -59,7 +59,7 @@ class DQN(LearnerConfig):
         of these roots are below 1.1e-5, and 1.5e-4 would make the mean step 28 times smaller.
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
     torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
-        (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+        (docs/worlds.md); auto is nature2013 for images of at least 20 x 20 pixels, else mlp.
     hidden: widths of an MLP's layers; one number: two layers of that width.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
         limited to +-10 (vectors only).

@@ -60,7 +60,7 @@ class PPO(LearnerConfig):
         in Adam's denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
-        (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+        (docs/worlds.md); auto is nature2013 for images of at least 20 x 20 pixels, else mlp.
     hidden: widths of an MLP's layers; one number: two layers of that width.
     recurrent: width of an LSTM after the torso; 0: none.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10

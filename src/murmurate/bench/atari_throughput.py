@@ -31,7 +31,7 @@ Limits = dict[str, dict[str, list[float]]]  # network -> part -> seconds of a ca
 
 @dataclasses.dataclass(frozen=True)
 class AtariThroughputPlan(ThroughputPlan):
-    """A window of GALA's two learners is twice as long.
+    """A window of GALA's two learners has twice as many CPU seconds.
 
     side_rounds: number of rounds that include the racers that are not compared with the peer (GALA learners,
     double buffering). limit_windows_a_round: number of windows in a round in which the physical limit is
@@ -48,7 +48,8 @@ FULL = AtariThroughputPlan(rounds=10, window_cpu_seconds=8.0, side_rounds=6, ful
 
 
 def measure(plan: AtariThroughputPlan, log: Log) -> dict[str, Any]:
-    """``benchmarks/README.md`` says what is counted. Takes about 4 minutes on two cores."""
+    """``benchmarks/README.md`` says what is counted. Takes about 4 minutes on two cores. Raises MissingExtra
+    without ale-py."""
     if _commands.missing("ale-py", "atari"):
         raise MissingExtra("ale-py", "atari", NAME)
     precision = cast(A2C, resolved(recipe("pong-a2c")).learner).precision

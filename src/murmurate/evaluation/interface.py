@@ -20,7 +20,7 @@ class EvalContext:
     folder: folder of the run. fingerprint: fingerprint of the data set that the run learned from; None for
     simulators. seed: seed of all random numbers of the evaluation. count: number of games, images or the
     like, in place of the config's. sample: draw actions from the policy, instead of the most probable one.
-    best: loads the learner of the best checkpoint; None where there is none or it is not requested.
+    best: returns the learner of the best checkpoint; None where there is none or it is not needed.
     """
 
     world: World

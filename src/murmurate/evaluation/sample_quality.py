@@ -69,7 +69,8 @@ class SampleQuality(Evaluation):
             object.__setattr__(self, "feature_net", os.path.abspath(self.feature_net))
 
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
-        """Distances and scores (docs/algorithms/sn-gan.md). Raises Refusal for fewer than two samples."""
+        """Distances and scores (docs/algorithms/sn-gan.md). Raises Refusal for fewer than two samples,
+        and where the classifier's file cannot be written."""
         count = self.samples if context.count is None else context.count
         if count < 2:
             raise Refusal(f"samples is {count}; make at least two. Use --episodes 10000.")

@@ -35,7 +35,8 @@ class FixedPointFormats:
     """The fixed-point formats: fractional bits of activations, weights and errors (16 bits each), and of the
     master weights that the weight update keeps (32 bits); all bits of an accumulator.
 
-    Raises Refusal for formats between which the hardware cannot shift, or that an error of 1 does not fit.
+    Raises Refusal for formats between which the hardware cannot shift, or that an error of 1 does not fit,
+    and for an accumulator of too few or too many bits.
     """
 
     activation: int = 11
@@ -92,6 +93,8 @@ class EmulatedLearner:
 
     ``saturations`` counts, in ``step`` only, by stage: observations and targets (``inputs``), activations and
     outputs (``forward``), errors (``backward``), and master weights (``weights``).
+
+    Raises Refusal for fewer than two layers, and for a ``rate_shift`` or ``pipelines`` out of range.
     """
 
     def __init__(
@@ -181,8 +184,8 @@ class EmulatedLearner:
     def step(self, observation: Tensor, action: Tensor, target: Tensor) -> GradientStep:
         """One gradient step on B transitions: ``observation`` [B, S], ``action`` [B], ``target`` [B] float.
 
-        Raises Refusal if B is no power of two, less than the number of pipelines, or too large for an
-        accumulator.
+        Raises Refusal for values that are not finite, and if B is no power of two, less than the number of
+        pipelines, too large for an accumulator, or such that gradients would be shifted too far.
         """
         n, size, count = self.numbers, len(observation), self.saturations["inputs"]
         if not _is_power_of_two(size) or not self.pipelines <= size <= n.largest_batch:

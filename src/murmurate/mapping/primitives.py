@@ -23,8 +23,8 @@ FLOAT_BYTES = 4
 class Primitive:
     """A kind of work that is measured, predicted and placed as a whole.
 
-    size: what its time grows with: the simulators that step together, or the rows of a batch. role: the
-    process that does the work if actors and learner are separate processes.
+    size: what its time grows with: the simulators that step together, the rows of a batch, or neither. role:
+    the process that does the work if actors and learner are separate processes.
     """
 
     name: str

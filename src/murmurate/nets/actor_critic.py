@@ -162,7 +162,7 @@ def actor_critic(
     Args:
         spec: the world.
         generator: generator of all weights; the global generator does not change.
-        torso: name of the torso (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
+        torso: name of the torso (``nets/torso.py``); "auto" is ``usual_torso``.
         hidden: widths of the MLP's layers (tanh).
         recurrent: width of an LSTM between torso and heads (orthogonal, gain 1); 0 for none.
         normalize: whether to normalise observations by their running moments (``nets/moments.py``).

@@ -67,7 +67,7 @@ def q_network(
     Args:
         spec: spec of the world, whose actions are discrete.
         generator: generator of all weights; the global generator does not change.
-        torso: name of the torso (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
+        torso: name of the torso (``nets/torso.py``); "auto" is ``usual_torso``.
         hidden: widths of the MLP's layers.
         dueling: whether to have separate streams for the state's value and the actions' advantages.
         normalize: whether to normalise observations by their running moments (``nets/moments.py``).

@@ -28,7 +28,8 @@ def write_csv(folder: Path, path: Path) -> int:
     many rows.
 
     Columns are the fields (docs/metrics.md), whose names hold their units. A field that a record does not
-    have is empty; lists and mappings are JSON. Raises Refusal where there is no record.
+    have is empty; lists and mappings are JSON. Raises Refusal where there is no record, and for a ``path``
+    that is a folder or in none.
     """
     records = _records(folder)
     names = columns(records)

@@ -52,8 +52,8 @@ class Costs:
 class SimulatedLearner:
     """The training loop of one replica, whose steps take virtual seconds.
 
-    incarnation: counts this rank's starts from 0; each has its own random seeds. steps: yields (seconds busy,
-    seconds asleep afterwards) for each step. trace_schedule: when spans are recorded.
+    incarnation: counts this rank's starts from 0; the source of each has its own random seeds. steps: yields
+    (seconds busy, seconds asleep afterwards) for each step. trace_schedule: when spans are recorded.
     """
 
     def __init__(

@@ -30,7 +30,8 @@ class Run:
     begin with ``agent``; they have the same names in ``run.json``. Fields marked ``movable``, and those
     marked ``place`` in any nested config, may change on resume.
 
-    world: simulators or a data set. learner: model, losses and optimizers. strategy: how the replicas agree.
+    recipe: the recipe's name. world: simulators or a data set. learner: model, losses and optimizers.
+    strategy: how the replicas agree.
     source: provides the batches. evaluation: how the learner is evaluated at the end of the run, and by
         ``murmurate eval``.
     replicas: number of learners that train together.
@@ -48,6 +49,7 @@ class Run:
     seed: everything random derives from it.
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
         ``torchrun`` or ``ray``.
+    placement: devices of the replicas, and threads of each process.
     checkpoint_every_env_steps: total env steps of the replicas between two checkpoints.
     checkpoint_every_seconds: seconds of wall time after which the next checkpoint is made at the latest;
         none: only env steps count. The time is longer if saving would otherwise take more than a twentieth of

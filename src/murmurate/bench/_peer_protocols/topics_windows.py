@@ -1,8 +1,11 @@
-"""Fits topic models on request: one JSON request per line of stdin, one JSON answer per line of stdout.
+"""Fits topic models on request: one JSON request per line of stdin, one JSON answer per line of stdout, after
+a first line that names the library and its version.
 
 A request has four keys. corpus: a file of documents (see ``read``). options: options of the model. marks:
 counts of documents; each time the library has seen so many, its lambda [V, K] float32 is saved. out: the
-folder in which it is saved as ``.npy``. The caller evaluates all libraries' lambdas with the same code.
+folder in which it is saved as ``.npy``. An answer has either ``curve`` (the number of documents, the CPU
+seconds and the file of each lambda) or ``failed`` (the reason). The caller evaluates all libraries' lambdas
+with the same code.
 
 CPU seconds are those of the whole process (``time.process_time``) from when the documents are in the
 library's own form: importing, reading and converting are not counted, nor is saving lambda.

@@ -50,11 +50,10 @@ def _shared_counter(cell: int) -> Any:
 
 
 class Node:
-    """u, the v from which it was trained (``base``), and counters, in memory that the threads of a node
-    share.
+    """The node's vector u, the master's v from which u was trained (``base``), and counters, in memory that
+    the threads of a node share.
 
-    A thread is a replica. ranks: ranks of the node's replicas, at most ``threads``. rank: rank of this
-    replica.
+    A thread is a replica. ranks: ranks of the node's replicas, at most ``threads``. rank: this replica's.
     clocks: [members] int64, updates by rank, in separate cells, so that no count is lost to a race.
     """
 
