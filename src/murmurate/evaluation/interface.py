@@ -82,11 +82,9 @@ class Evaluation(Protocol):
         return []
 
 
-def _ignore(text: str) -> None:
-    pass
-
-
-_write: ContextVar[Callable[[str], None]] = ContextVar("murmurate_evaluation_write", default=_ignore)
+_write: ContextVar[Callable[[str], None]] = ContextVar(
+    "murmurate_evaluation_write", default=lambda line: None
+)
 
 
 @contextlib.contextmanager

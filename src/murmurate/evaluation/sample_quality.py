@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from murmurate.datasets.interface import DataSet, ExampleSet
@@ -82,7 +81,7 @@ class SampleQuality(Evaluation):
         label = torch.arange(count) % spec.actions
         images = sampler(label, generator)
         write_grid(sampler, spec.actions, derive_generator(context.seed, "grid"), context.folder / GRID)
-        train, _ = classifier.features(_images(split.train))
+        train, _ = classifier.features(_spaced(split.train).images)
         return {
             **_figures("", classifier, images, label, train),
             **_test_figures(classifier, split.test, train),
@@ -157,18 +156,14 @@ def _test_figures(classifier: FeatureClassifier, test: ExampleSet[Any], train: T
     names = ("frechet_distance_test", "class_score_test", "class_agreement_test")
     if len(test) < 2:
         return dict.fromkeys(names)
-    batch = test.select(_spaced_indices(test))
+    batch = _spaced(test)
     return _figures("_test", classifier, batch.images, batch.labels, train)
 
 
-def _images(examples: ExampleSet[Any]) -> Tensor:
-    images: Tensor = examples.select(_spaced_indices(examples)).images
-    return images
-
-
-def _spaced_indices(examples: ExampleSet[Any]) -> NDArray[np.int64]:
-    """Evenly spaced indices of up to 10,000 examples: files may be sorted by class."""
-    return np.linspace(0, len(examples) - 1, min(len(examples), _MAX_REAL_IMAGES)).astype(np.int64)
+def _spaced(examples: ExampleSet[Any]) -> Any:
+    """A batch of up to 10,000 examples, evenly spaced, as files may be sorted by class."""
+    count = min(len(examples), _MAX_REAL_IMAGES)
+    return examples.select(np.linspace(0, len(examples) - 1, count).astype(np.int64))
 
 
 def write_grid(sampler: Any, classes: int, generator: torch.Generator, path: Path) -> None:

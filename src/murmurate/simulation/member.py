@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from murmurate.agents.interface import Agent
-from murmurate.fabric.interface import Capability, Channel
+from murmurate.fabric.interface import Capability
 from murmurate.fabric.simulated.fabric import Member
 from murmurate.record.step_timer import NO_TRACE, StepTimer, TraceSchedule
 from murmurate.replicator.learner import updates_of
@@ -77,9 +77,7 @@ class SimulatedLearner:
             run = dataclasses.replace(run, seed=derive_seed(run.seed, "life", incarnation))
         self.source = open_source(run, self.rank, self.agent, member)
         self.synchronous = run.strategy.synchronous and member.size > 1
-        self._barrier: Channel | None = None
-        if self.synchronous:
-            self._barrier = member.channel("barrier", torch.zeros(1))
+        self._barrier = member.channel("barrier", torch.zeros(1)) if self.synchronous else None
         barriers = [] if self._barrier is None else [self._barrier]
         self.timer = StepTimer(
             lambda: member.now, list(self.replicator.bound_replicas.values()), barriers, trace_schedule

@@ -44,7 +44,7 @@ def batch_norm(
         return x.like(
             functional.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
         )
-    statistics = _moments(x.local.detach(), x.numel() // x.shape[1], x.parts)
+    statistics = _moments(x.local, x.numel() // x.shape[1], x.parts)
     if training and running_mean is not None and running_var is not None:
         _follow(running_mean, statistics.mean, momentum)
         _follow(
@@ -67,7 +67,7 @@ def group_norm(
     if channels % num_groups:
         raise ValueError(f"group_norm with {num_groups} groups of {channels} channels: use a divisor of them")
     grouped = x.local.reshape(1, batch * num_groups, -1, x.local.shape[-1])
-    statistics = _moments(grouped.detach(), x.numel() // (batch * num_groups), x.parts)
+    statistics = _moments(grouped, x.numel() // (batch * num_groups), x.parts)
     y = _by_channel(grouped, None, None, statistics, eps, x.parts).view(batch, channels, *x.local.shape[2:])
     shape = [1, -1, *[1] * (x.dim() - 2)]
     if weight is not None:
@@ -94,7 +94,7 @@ def instance_norm(
         return y
     batch, channels = x.shape[:2]
     flat = x.local.reshape(1, batch * channels, *x.local.shape[2:])
-    statistics = _moments(flat.detach(), math.prod(x.shape[2:]), x.parts)
+    statistics = _moments(flat, math.prod(x.shape[2:]), x.parts)
     if running_mean is not None and running_var is not None:
         unbiased = statistics.variance * (statistics.number / max(statistics.number - 1, 1))
         _follow(running_mean, statistics.mean.view(batch, channels).mean(0), momentum)
@@ -123,7 +123,7 @@ def layer_norm(
         )
     groups = x.numel() // math.prod(sizes)
     grouped = x.local.reshape(1, groups, -1, x.local.shape[-1])
-    statistics = _moments(grouped.detach(), math.prod(sizes), x.parts)
+    statistics = _moments(grouped, math.prod(sizes), x.parts)
     y = _by_channel(grouped, None, None, statistics, eps, x.parts).view(x.local.shape)
     if weight is not None:
         y = y * aligned(x, weight)
