@@ -145,6 +145,15 @@ def test_a_member_that_comes_back_goes_on_counting_its_env_steps(tmp_path):
     assert sum(counts.values()) == summary["env_steps"]
 
 
+def test_the_simulators_of_a_crashed_member_are_closed(tmp_path):
+    run = run_of("gala", replicas=2, seed=2)
+    run = dataclasses.replace(run, world=dataclasses.replace(run.world, served=True))
+    before = psutil.Process().children()
+    summary = result(tmp_path / "run", run, Cluster(crash_every_seconds=0.1, restart_after_seconds=0.02))
+    assert summary["faults"]["died"] >= 1
+    assert [child for child in psutil.Process().children() if child not in before] == []
+
+
 def test_many_members_may_come_back_while_others_are_told_of_deaths(tmp_path):
     """With more than a hundred members, asking whether one is lost lets others run."""
     cluster = Cluster(compute="straggler:0.01,4", crash_every_seconds=0.001, restart_after_seconds=0.002)

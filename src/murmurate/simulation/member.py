@@ -100,7 +100,17 @@ class SimulatedLearner:
                 bound.channel.traffic.bytes += bound.replica.params.nbytes
 
     def run_to_end(self, control: RunControl) -> None:
-        """Learn until ``control`` ends the run."""
+        """Learn until ``control`` ends the run. The source is closed even if this incarnation dies."""
+        try:
+            self._learn(control)
+            control.finish(self)
+            self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
+            self.replicator.publish()
+        finally:
+            self.source.close()
+        control.drained(self)
+
+    def _learn(self, control: RunControl) -> None:
         self.replicator.publish()
         for batch in self.source:
             busy_seconds, sleep_seconds = next(self._steps)
@@ -123,11 +133,6 @@ class SimulatedLearner:
                 if control.is_over(self):
                     break
             self.timer.end_iteration()
-        control.finish(self)
-        self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
-        self.replicator.publish()
-        self.source.close()
-        control.drained(self)
 
     def costs(self) -> Costs:
         """The costs until this incarnation finished or died, else until now."""
