@@ -13,6 +13,7 @@ from murmurate.replay._native_tree import (
     mass_outside,
     nothing_to_draw,
     to_priority,
+    wrong_kind,
     wrong_priority,
 )
 from murmurate.replay.sum_tree import Draw
@@ -51,7 +52,9 @@ class TorchTree:
         return float((self._least[-1] if self._least else _positive(self._leaves)).min())
 
     def set(self, index: Tensor, priority: Tensor) -> None:
-        index = index.to(self._device).view(-1)
+        if index.is_floating_point():
+            raise wrong_kind(index, torch.int64)
+        index = index.to(self._device, torch.int64).view(-1)  # torch takes uint8 for a mask
         priority = priority.detach().to(self._device, torch.float32).view(-1)
         check_lengths(index, priority)
         valid = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
