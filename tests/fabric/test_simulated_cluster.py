@@ -62,6 +62,9 @@ def test_a_trace_goes_round_from_a_drawn_start():
     [
         ("constant", [], "takes 1"),
         ("constant", [0.0], "above 0"),
+        ("constant", [math.inf], "above 0 and finite, not inf"),
+        ("trace", [1.0, math.inf], "above 0 and finite, not inf"),
+        ("lognormal", [1.0, math.inf], "at least 0 and finite, not inf"),
         ("lognormal", [1.0], "takes 2"),
         ("lognormal", [1.0, -1.0], "at least 0"),
         ("straggler", [1.0, 0.5], "at least 1"),

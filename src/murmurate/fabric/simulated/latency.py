@@ -35,7 +35,7 @@ class LogNormal:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive("a step's seconds", self.median_seconds)
+        _check_step(self.median_seconds)
         _check_least("the spread", self.spread, 0.0)
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
@@ -56,7 +56,7 @@ class Straggler:
     sleeps: bool = False
 
     def __post_init__(self) -> None:
-        _check_positive("a step's seconds", self.seconds)
+        _check_step(self.seconds)
         _check_least("how much slower the straggler is", self.times, 0.0 if self.sleeps else 1.0)
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
@@ -76,7 +76,7 @@ class Trace:
         if not self.seconds:
             raise ValueError("a trace has at least one step's seconds")
         for seconds in self.seconds:
-            _check_positive("a step's seconds", seconds)
+            _check_step(seconds)
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
         start = int(generator.integers(len(self.seconds)))
@@ -229,11 +229,16 @@ def _normal_quantiles(u: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([inverse(min(max(p, 1e-15), 1 - 1e-15)) for p in u.tolist()])
 
 
+def _check_step(seconds: float) -> None:
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"a step's seconds must be above 0 and finite, not {seconds:g}")
+
+
 def _check_positive(what: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{what} must be above 0, not {value:g}")
 
 
 def _check_least(what: str, value: float, least: float) -> None:
-    if not value >= least or math.isinf(value):
-        raise ValueError(f"{what} must be at least {least:g}, not {value:g}")
+    if not least <= value < math.inf:
+        raise ValueError(f"{what} must be at least {least:g} and finite, not {value:g}")
