@@ -355,6 +355,7 @@ def test_its_page_shows_the_waits_for_the_straggler_in_virtual_time(tmp_path, re
         (Cluster(compute="gamma:1"), "no model 'gamma'"),
         (Cluster(compute="constant:much"), "constant:0.01"),
         (Cluster(compute="trace:/nowhere"), "holds no numbers"),
+        (Cluster(network="trace=/dev/null"), "/dev/null holds no numbers"),
         (Cluster(network="speed=1"), "no 'speed'"),
         (Cluster(network="bandwidth=0"), "above 0"),
         (Cluster(network="ports=perhaps"), "yes or no"),

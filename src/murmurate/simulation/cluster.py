@@ -146,7 +146,10 @@ def _read_trace(path: Path) -> tuple[float, ...]:
         if path.is_dir():
             return _step_seconds(path)
         text = path.read_text()
-        return tuple(float(x) for x in (json.loads(text) if text.lstrip().startswith("[") else text.split()))
+        items = json.loads(text) if text.lstrip().startswith("[") else text.split()
+        if not items:
+            raise ValueError(f"{path} holds no numbers")
+        return tuple(float(x) for x in items)
     except (OSError, TypeError) as error:
         raise ValueError(f"{path} holds no numbers ({error})") from error
 
