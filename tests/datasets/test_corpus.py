@@ -150,6 +150,15 @@ def test_a_sum_without_room_names_its_document_and_word():
         Corpus.from_entries([0, 1, 1], [0, 2, 2], [1, 2**30, 2**30], shape=(2, 3))
 
 
+def test_ids_are_integers_of_any_dtype_and_there_may_be_none():
+    with pytest.raises(Refusal, match="word ids are float64, and must be integers"):
+        Corpus.from_entries([0, 1], [0.5, 1.9], [1, 2], shape=(2, 3))
+    empty = Corpus.from_entries([], [], [], shape=(2, 3))
+    assert (empty.starts.tolist(), len(empty.words)) == ([0, 0, 0], 0)
+    far, unsigned = 2**22, np.array([0, 1], np.uint64)  # document and word exceed the 53 bits of float64
+    assert Corpus.from_entries([far, far], unsigned, [1, 1], shape=(far + 1, 2)).words.tolist() == [0, 1]
+
+
 def test_a_dense_table_is_refused_with_the_remedy():
     with pytest.raises(Refusal, match="csr_matrix"):
         Corpus.from_scipy(np.ones((2, 2)))

@@ -119,7 +119,8 @@ class Corpus:
         """A copy of a sparse [D, V] matrix in any of scipy's formats; a row without entries becomes an empty
         document.
 
-        Raises Refusal for counts that are negative or fractional.
+        Raises Refusal for what is no sparse matrix, for counts that are negative, fractional or too large,
+        and for a vocabulary of other than V words.
         """
         if not hasattr(matrix, "tocsr"):
             raise Refusal(
@@ -146,14 +147,11 @@ class Corpus:
         """A corpus from entries in any order: documents [N], word ids [N] and counts [N]. Counts of one word
         in one document are summed, and counts of 0 are left out. ``shape`` is (D, V).
 
-        Raises Refusal for an id outside the shape, and for counts that are negative or fractional.
+        Raises Refusal for ids that are not integers or are outside the shape, for counts that are negative,
+        fractional or too large, and for a vocabulary of other than V words.
         """
-        document, word, count = np.asarray(documents), np.asarray(words), _as_integers(np.asarray(counts))
-        for name, ids, size in (("document", document, shape[0]), ("word", word, shape[1])):
-            if len(ids) and not 0 <= ids.min() <= ids.max() < size:
-                raise Refusal(
-                    f"The {name} ids are from {ids.min()} to {ids.max()}, and must be in 0..{size - 1}."
-                )
+        document, word = _ids("document", documents, shape[0]), _ids("word", words, shape[1])
+        count = _as_integers(np.asarray(counts))
         kept = count > 0
         document, word, count = sort_and_sum(document[kept], word[kept], count[kept])
         if count.max(initial=0) > LARGEST_COUNT:
@@ -211,6 +209,16 @@ class RemappedCorpus:
             self.vocabulary,
             len(self.vocabulary),
         )
+
+
+def _ids(name: str, given: ArrayLike, size: int) -> NDArray[Any]:
+    """The ids as signed integers. Raises Refusal unless they are integers in 0..size - 1."""
+    ids = np.asarray(given)
+    if len(ids) and ids.dtype.kind not in "iu":
+        raise Refusal(f"The {name} ids are {ids.dtype}, and must be integers.")
+    if len(ids) and not 0 <= ids.min() <= ids.max() < size:
+        raise Refusal(f"The {name} ids are from {ids.min()} to {ids.max()}, and must be in 0..{size - 1}.")
+    return ids if ids.dtype.kind == "i" else ids.astype(np.int64)
 
 
 def _as_integers(counts: NDArray[Any]) -> NDArray[Any]:
