@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,20 @@ def test_ratios_are_those_of_the_same_rounds() -> None:
     assert found["sac_ratio_limit"] == pytest.approx(0.8)
     assert found["td3_bfloat16_ratio_sb3"] == pytest.approx(4.0)
     assert (found["fastest_peer"], found["ratio_fastest_peer"]) == ("sbx sac", pytest.approx(1.25))
+
+
+def test_a_peer_without_a_script_for_control_did_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MURMURATE_PEERS", str(tmp_path))
+    interpreter = tmp_path / "sbx" / ".venv" / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.touch()
+    assert control_throughput._absent("sbx") == f"not run: there is no {tmp_path / 'sbx' / 'control.py'}"
+    assert "sbx td3" not in control_throughput._racers(tmp_path)
+    (tmp_path / "sbx" / "control.py").touch()
+    assert control_throughput._absent("sbx") is None
+    assert "sbx td3" in control_throughput._racers(tmp_path)
 
 
 def test_a_row_of_the_learning_bench() -> None:

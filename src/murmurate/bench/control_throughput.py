@@ -48,7 +48,7 @@ def _racers(where: Path) -> dict[str, Racer]:
             racers[f"sb3 {algorithm}"] = _commands.sb3(
                 f"sb3-{algorithm}", f"halfcheetah-{algorithm}", 1, where
             )
-        for peer in _installed_peers():
+        for peer in (peer for peer in PEERS if _absent(peer) is None):
             command = [_peers.command(peer)[0], str(_script(peer)), algorithm]
             racers[f"{peer} {algorithm}"] = _commands.appending(f"{peer}-{algorithm}", command, where)
     return racers
@@ -58,8 +58,10 @@ def _script(peer: str) -> Path:
     return Path(_peers.command(peer)[1]).with_name(_SCRIPT)
 
 
-def _installed_peers() -> list[str]:
-    return [peer for peer in PEERS if _peers.absent(peer) is None and _script(peer).exists()]
+def _absent(peer: str) -> str | None:
+    """Why a peer cannot be run, None if it can."""
+    lacking = None if _script(peer).exists() else f"not run: there is no {_script(peer)}"
+    return _peers.absent(peer) or lacking
 
 
 def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
                 worst = ratio, f"{peer} {algorithm}"
     if worst is not None:
         result["ratio_fastest_peer"], result["fastest_peer"] = worst
-    absent = {peer: _peers.absent(peer) for peer in PEERS}
+    absent = {peer: _absent(peer) for peer in PEERS}
     sb3 = "stable-baselines3"
     result["peers"] = [
         _commands.missing(sb3) or {"peer": sb3, "status": "ran"},
