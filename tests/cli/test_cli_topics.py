@@ -14,6 +14,7 @@ import pytest
 
 import murmurate
 from murmurate.cli.main import main
+from murmurate.cli.topics_page import _excerpt
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
@@ -353,6 +354,12 @@ def test_the_page_has_a_map_documents_and_meanings(reviews, capsys):
     assert "Lower is better" in page
     assert run("topics", "show", reviews, "--samples", 0) == 0
     assert "<h3>Documents" not in (reviews / "topics.html").read_text()
+
+
+def test_an_excerpt_of_a_text_without_spaces_has_its_first_letters():
+    assert _excerpt("  a few\nwords ") == "a few words"
+    assert _excerpt("word " * 100).endswith("word word ...")
+    assert _excerpt("x" * 300) == "x" * 220 + " ..."
 
 
 def test_figures_are_explained(reviews, capsys):

@@ -93,14 +93,18 @@ def _samples(fitted: FittedTopics, most: int) -> list[list[dict[str, Any]]]:
     def sample(row: int, topic: int) -> dict[str, Any]:
         number = int(numbers[sampled[row]])
         document = documents.get(number)
-        words = "" if document is None else " ".join(document.text.split())
-        excerpt = (
-            words if len(words) <= _SAMPLE_LETTERS else words[:_SAMPLE_LETTERS].rpartition(" ")[0] + " ..."
-        )
         name = f"document {number}" if document is None else document.name
-        return {"name": name, "share": float(shares[row, topic]), "text": excerpt}
+        text = "" if document is None else _excerpt(document.text)
+        return {"name": name, "share": float(shares[row, topic]), "text": text}
 
     return [[sample(row, topic) for row in rows] for topic, rows in enumerate(top_rows.tolist())]
+
+
+def _excerpt(text: str) -> str:
+    """The first words of ``text``, or the first letters where it has no spaces."""
+    words = " ".join(text.split())
+    beginning = words[:_SAMPLE_LETTERS]
+    return words if len(words) <= _SAMPLE_LETTERS else f"{beginning.rpartition(' ')[0] or beginning} ..."
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
