@@ -212,6 +212,7 @@ def test_what_is_wrong_is_refused_before_anything_is_made(
     [
         ("pendulum-sac", "--replay.n-step", "Did you mean --agent.n-step? "),
         ("pendulum-sac", "--gradient-steps", "Did you mean --replay.samples-per-insert? "),
+        ("cartpole-trpo", "--learning-rate", "Did you mean --agent.value-learning-rate? "),
         ("pendulum-mbpo", "--train-freq", "Did you mean --updates-per-step? "),
         ("pendulum-mbpo", "--agent.batch", "Did you mean --agent.policy.batch or --agent.model.batch? "),
         ("pendulum-mbpo", "--agent.model.hiden", "Did you mean --agent.model.hidden? "),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection
 
-_RATES = (("learning-rate",), ("policy-rate", "critic-rate"))
+_RATES = (("learning-rate",), ("policy-rate", "critic-rate"), ("value-learning-rate",))
 _STEPS = (("steps",), ("n-step",))
 _RATIOS = (("samples-per-insert",), ("updates-per-step",))
 # names of Stable-Baselines3, CleanRL and others -> ours; of several alternatives the first that exists
