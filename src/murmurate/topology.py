@@ -11,7 +11,6 @@ The mixing matrices are those of GALA (Assran et al. 2019, section 2 and Algorit
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, did_you_mean
 
 Matrix = NDArray[np.float64]
 _TOLERANCE = 1e-9  # rounding errors that a row-stochastic matrix may have
@@ -210,8 +209,7 @@ def topology(name: str) -> Topology:
     if not isinstance(name, str):  # from Python, where a strategy's field may be anything
         raise Refusal(f"topology is {name}; it takes the name of a graph. Choose one of: {', '.join(known)}.")
     if name not in known:
-        similar = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f" Did you mean '{similar[0]}'?" if similar else ""
+        hint = did_you_mean(name, known)
         raise Refusal(f"There is no topology called '{name}'.{hint} Choose one of: {', '.join(known)}.")
     return known[name]()
 

@@ -8,13 +8,12 @@ defines ``WORLDS``, their names, or ``ACTIONS``, ``discrete`` or ``vector``. A n
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from murmurate import plugins
-from murmurate.errors import Refusal, unknown
+from murmurate.errors import Refusal, did_you_mean, unknown
 from murmurate.training.run import Run
 from murmurate.training.run_folder import read_run
 from murmurate.worlds import own
@@ -98,8 +97,7 @@ def recipe_of(env: str, algorithm: str) -> Run:
     """The Run of an algorithm in an environment of the user's own, named as ``worlds.own.world_name`` reads
     it. Raises Refusal."""
     if algorithm not in algorithms():
-        near = difflib.get_close_matches(algorithm, algorithms(), n=1, cutoff=0.5)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(algorithm, algorithms())
         raise Refusal(f"There is no algorithm called '{algorithm}'.{hint} See: murmurate list recipes")
     return recipe(f"{world_name(env)}-{algorithm}")
 

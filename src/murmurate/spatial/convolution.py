@@ -93,12 +93,12 @@ class _Conv2d(torch.autograd.Function):
             y = functional.conv2d(x, weight, bias, g.stride, g.padding, g.dilation, groups)
             pieces = receive_halos(number, x, g.plan, parts)
             for strip in g.strips:
-                strip_x = assemble(strip.inputs, [(g.plan.own, x), *pieces], g.plan.image, x)
+                strip_x = assemble(strip.inputs, [(g.plan.own, x), *pieces], x)
                 strip_y = functional.conv2d(strip_x, weight, bias, g.stride, 0, g.dilation, groups)
                 y[strip.outputs.slices(g.outputs)] = strip_y
         else:
             pieces = receive_halos(number, x, g.plan, parts)
-            window_x = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
+            window_x = assemble(g.plan.window, [(g.plan.own, x), *pieces], x)
             y = functional.conv2d(window_x, weight, bias, g.stride, 0, g.dilation, groups)
         # copies: messages are views of a queue's memory, which stays in use as long as they exist
         ctx.save_for_backward(x, weight, *(pixels.clone() for _, pixels in pieces))
@@ -129,7 +129,7 @@ def _backward_with_strips(
         halo_alone = [
             (rect.intersection(strip.halo), _crop(pixels, rect, strip.halo)) for rect, pixels in pieces
         ]
-        strip_x = assemble(strip.inputs, [p for p in halo_alone if not p[0].is_empty], g.plan.image, x)
+        strip_x = assemble(strip.inputs, [p for p in halo_alone if not p[0].is_empty], x)
         strip_gradient = gradient[strip.outputs.slices(g.outputs)]
         strip_needs = (needs_grad[0], needs_grad[1], False)
         gradients = _gradients(
@@ -160,7 +160,7 @@ def _backward_of_window(
 ) -> list[Tensor | None]:
     """Compute the gradients of the whole window, and then send those of its halo."""
     g = ctx.geometry
-    window_x = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
+    window_x = assemble(g.plan.window, [(g.plan.own, x), *pieces], x)
     gradients = _gradients(gradient, window_x, weight, g.stride, (0, 0), g.dilation, ctx.groups, needs_grad)
     window_gradient = gradients[0]
     if window_gradient is not None:

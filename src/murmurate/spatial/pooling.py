@@ -43,8 +43,7 @@ class _MaxPool(torch.autograd.Function):
         if not window_plan.is_trivial:
             pieces = receive_halos(send_halos(x, window_plan, parts), x, window_plan, parts)
             lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
-            pixels = [(window_plan.own, x), *pieces]
-            window_x = assemble(window_plan.window, pixels, window_plan.image, x, lowest)
+            window_x = assemble(window_plan.window, [(window_plan.own, x), *pieces], x, lowest)
         sizes, strides, dilations = _as_pairs(kernel)
         y, positions = functional.max_pool2d_with_indices(window_x, sizes, strides, (0, 0), dilations)
         ctx.save_for_backward(positions)

@@ -36,7 +36,7 @@ class _Fetch(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, parts: Parts, window_plan: Plan, fill: float) -> Tensor:
         ctx.parts, ctx.plan = parts, window_plan
         pieces = receive_halos(send_halos(x, window_plan, parts), x, window_plan, parts)
-        return assemble(window_plan.window, [(window_plan.own, x), *pieces], window_plan.image, x, fill)
+        return assemble(window_plan.window, [(window_plan.own, x), *pieces], x, fill)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -80,12 +80,11 @@ def add_halo_gradients(gradient: Tensor, number: int, window_plan: Plan, parts: 
         gradient[rect.slices(window_plan.own)] += addend.to(gradient.device)
 
 
-def assemble(frame: Rect, pieces: Pieces, image: Rect, like: Tensor, fill: float = 0.0) -> Tensor:
-    """A tensor of the rectangle ``frame`` with the pixels of ``pieces``, and ``fill`` elsewhere. like: has
-    the result's leading dimensions, dtype, device and memory format."""
+def assemble(frame: Rect, pieces: Pieces, like: Tensor, fill: float = 0.0) -> Tensor:
+    """A tensor of the rectangle ``frame`` with the pixels of ``pieces``, which are disjoint, and ``fill``
+    elsewhere. like: has the result's leading dimensions, dtype, device and memory format."""
     result = empty(frame, like)
-    covered = sum(_area(frame.intersection(rect)) for rect, _ in pieces)
-    if covered != _area(frame) or not image.contains(frame):
+    if sum(_area(frame.intersection(rect)) for rect, _ in pieces) < _area(frame):
         result.fill_(fill)
     for rect, pixels in pieces:
         shared = frame.intersection(rect)

@@ -5,7 +5,6 @@ Imports no torch, so that the game server (``_game_server.py``) can use it.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -37,8 +36,7 @@ def registered(ident: str, folder: str = "") -> Any:
     try:
         spec = gymnasium.spec(name)
     except gymnasium.error.Error as problem:
-        near = difflib.get_close_matches(name, gymnasium.registry, n=1, cutoff=0.5)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = errors.did_you_mean(name, gymnasium.registry)
         raise errors.Refusal(
             f"No Gymnasium environment is registered as '{name}'.{hint} Name the module that registers it "
             f"too, as in {PREFIX}my_module:{name}."

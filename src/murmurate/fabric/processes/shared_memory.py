@@ -89,8 +89,7 @@ class SharedMemoryFile:
     def tensors(self, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A region as a tensor of zeros that all members share."""
         count = int(np.prod(shape, dtype=np.int64))
-        item_bytes = torch.empty(0, dtype=dtype).element_size()
-        region = self.take(label, max(count * item_bytes, 1))
+        region = self.take(label, count * dtype.itemsize)
         return torch.frombuffer(region, dtype=dtype, count=count).view(shape)
 
     def counters(self, label: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -185,10 +185,8 @@ class Network:
         return float(slowest.sum())
 
     def collective_bytes(self, size_bytes: int, members: int) -> float:
-        """The number of bytes that each member sends, and also receives."""
-        steps, message_bytes = self._steps(size_bytes, members)
-        if self._is_ring(size_bytes, members):
-            return steps * message_bytes
+        """The number of bytes that each member sends, and also receives, in a ring as (on average) in a
+        tree."""
         return 2 * size_bytes * (members - 1) / members
 
     def _steps(self, size_bytes: int, members: int) -> tuple[int, float]:
