@@ -1,7 +1,6 @@
 """The data types that worlds, sources, learners and strategies exchange.
 
-Letters in shapes: ``T`` steps of a rollout, ``B`` simulators, ``A`` actions, ``N`` parameters
-(``docs/notation.md`` has the whole table).
+Letters in shapes: ``T`` steps of a rollout, ``B`` simulators (``docs/notation.md`` has the whole table).
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ class EnvSpec:
 
     ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape ``action_shape``.
     The bounds ``action_low`` and ``action_high`` have one number for each component of an action, in
-    row-major order; by default -1 and 1. ``stacked``: an observation is the last few images of the episode,
-    the newest last (at an episode's beginning the first image is repeated, or, in Atari games, earlier ones
-    are zeros): [stack * channels, H, W], where each image has ``channels`` channels. ``examples``: the size
-    of a data set; 0 for simulators. ``factors``: where an action is a vector of whole numbers (from 0) that
-    are chosen independently, the number of values of each; else empty. ``history``: where observations are
-    vectors, how many successive observations of the episode each contains, the newest last.
+    row-major order; by default -1 and 1. ``frames_per_step``: frames that one env step advances. ``stacked``:
+    an observation is the last few images of the episode, the newest last (at an episode's beginning the first
+    image is repeated, or, in Atari games, earlier ones are zeros): [stack * channels, H, W], where each image
+    has ``channels`` channels. ``examples``: the size of a data set; 0 for simulators. ``factors``: where an
+    action is a vector of whole numbers (from 0) that are chosen independently, the number of values of each;
+    else empty. ``history``: where observations are vectors, how many successive observations of the episode
+    each contains, the newest last.
 
     Raises ``ValueError`` for a wrong number of bounds, or if a stack is not a whole number of images.
     """
@@ -131,7 +131,7 @@ class Trajectory:
     """``T`` steps of ``B`` simulators, time-major, with what is needed to bootstrap at the end."""
 
     observation: Tensor  # [T, B, ...]
-    action: Tensor  # [T, B] int64, or [T, B, D] float32
+    action: Tensor  # [T, B] int64, or [T, B, *action_shape] float32
     reward: Tensor  # [T, B] float32
     terminated: Tensor  # [T, B] bool
     truncated: Tensor  # [T, B] bool
@@ -152,7 +152,7 @@ class SequenceSample:
     """
 
     observation: Tensor  # [n, B, ...], or [1, B, ...]: see ``Sequences.every``
-    action: Tensor  # [n, B] int64, or [n, B, D] float32
+    action: Tensor  # [n, B] int64, or [n, B, *action_shape] float32
     reward: Tensor  # [n, B] float32
     length: Tensor  # [B] int64, at least 1
     terminated: Tensor  # [B] bool: the last step ended the task

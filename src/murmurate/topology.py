@@ -168,7 +168,7 @@ class Torus:
 @dataclass(frozen=True)
 class Given:
     """A graph of your own, for the functions of this module: ``in_peer_lists[i]`` lists the in-peers of
-    member ``i``. A strategy does not take it: its graph has a name, and adapts to any number of members.
+    member ``i``. Strategies do not take it: they take graphs by name, which exist for any number of members.
 
     Raises ``ValueError`` for a list that names a rank outside the graph, the member itself, or a rank twice;
     its methods raise it for a ``size`` that is not the number of lists.
@@ -182,7 +182,7 @@ class Given:
         for i, peers in enumerate(self.in_peer_lists):
             if i in peers or len(set(peers)) != len(peers) or not all(0 <= j < size for j in peers):
                 raise ValueError(
-                    f"The in-peers {list(peers)} of member {i} are not all other members: give ranks of "
+                    f"The in-peers {list(peers)} of member {i} are not distinct other members: give ranks of "
                     f"0..{size - 1} except {i}, each at most once."
                 )
 
@@ -239,7 +239,8 @@ def event_matrix(graph: Topology, size: int, position: int, clock: int = 0) -> M
 
 def second_singular_value(matrix: Matrix) -> float:
     """sigma_2 of a row-stochastic [n, n]; 0 for n = 1. Where the matrix is doubly stochastic, one step
-    multiplies differences by at most this factor."""
+    multiplies differences by at most this factor. Raises ``ValueError`` for a matrix that is not
+    row-stochastic."""
     values = np.linalg.svd(_checked(matrix), compute_uv=False)
     return float(values[1]) if len(values) > 1 else 0.0
 

@@ -1,5 +1,5 @@
-"""Updates per CPU second of TD3 and SAC on HalfCheetah, everything counted, against peers and
-matrix products alone."""
+"""Updates per CPU second of TD3 and SAC on HalfCheetah, in whole training runs: ours, those of peers, and
+an update's matrix products alone."""
 
 from __future__ import annotations
 

@@ -59,13 +59,13 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
         return 0
     _print_table(rows)
     _print_diversity(fitted.topics)
-    print(f"With a map, sample documents and what the figures mean: {page}")
+    print(f"The page with a map, sample documents and what the figures mean: {page}")
     return 0
 
 
 def _from_corpus(fitted: FittedTopics, samples: int) -> tuple[list[float | None], list[list[dict[str, Any]]]]:
-    """Coherence [K], and the documents that are most about each topic; where the corpus is missing, neither,
-    with a warning."""
+    """Coherence [K], and the documents with the greatest share of each topic; where the corpus is missing,
+    neither, with a warning."""
     count = fitted.topics.count
     try:
         train, _, _ = fitted.divided()

@@ -62,7 +62,8 @@ class FeatureNet(nn.Module):
 
 @dataclass(frozen=True)
 class FeatureClassifier:
-    """A trained net. accuracy: on the test images; None where there are none."""
+    """A trained net. accuracy: on the test images or, without any, on those for validation; None without
+    either."""
 
     net: FeatureNet
     accuracy: float | None

@@ -12,7 +12,8 @@ from murmurate.strategies.reply import require_centre
 
 
 class LastSteps:
-    """Each member publishes its number of steps when it has ended. All must make this object at one point.
+    """Each member publishes its number of steps when it has ended. All make this object at one point of the
+    script.
 
     replicas: their number, without a centre. common_rounds: whether the replicas wait for one another.
     Without a register on ``fabric`` nothing is known of the others.
@@ -27,7 +28,7 @@ class LastSteps:
         self._told: set[int] = set()
 
     def publish(self) -> None:
-        """This member has ended: warn if others ended after another number of steps."""
+        """Publish that this member has ended; warn if others ended after another number of steps."""
         if self.channel is not None:
             self.channel.publish(torch.tensor([self._steps], dtype=torch.float64))
             self._compare(self.channel)

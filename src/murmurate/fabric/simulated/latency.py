@@ -91,13 +91,15 @@ class Network:
     A message takes (latency + bytes / bandwidth) x exp(spread x N(0, 1)); if ``trace_seconds`` is given, the
     latency is drawn from it. bandwidth: bytes per second, in each direction, of a member's port. ports:
     whether a port carries only one message of mail at a time in each direction, so that many senders to one
-    member queue for its port. loss: probability that a message is lost; mail and collectives send it again
-    after ``resend_seconds``, a register's reader waits for the next version. handling_seconds: time that a
-    CPU core needs for each message sent or received, beside size / handling_bandwidth (bytes per second).
+    member queue for its port. loss: probability that a message of a collective or a register is lost (for
+    mail: ``MailFaults``); collectives send it again after ``resend_seconds``, a register's reader waits for
+    the next version. handling_seconds: time that a CPU core needs for each message of mail or a register that
+    it sends or receives, beside size / handling_bandwidth (bytes per second).
 
     collective: ``ring`` takes 2(n-1) steps with messages of 1/n of the bytes (Patarasuk and Yuan 2009);
     ``tree`` takes 2 ceil(log2 n) steps with messages of all bytes; ``fastest`` is the one of these that would
-    take less time without spread or loss. Each step takes as long as the slowest of its n messages.
+    take less time without spread or loss. Each step takes as long as the slowest of its n messages, plus
+    the time for sending again the one that is lost most often.
     """
 
     latency_seconds: float = 0.0
@@ -207,7 +209,7 @@ class Network:
 def compute_model(name: str, numbers: Sequence[float]) -> Compute:
     """The model of that name, made from ``numbers``: ``constant`` (seconds), ``lognormal`` (median seconds,
     spread), ``straggler`` and ``sleeper`` (seconds, times), ``trace`` (the seconds of each step). Raises
-    ValueError for another name or a wrong number of numbers."""
+    ValueError for another name, a wrong number of numbers, or numbers outside a model's range."""
     if name == "trace":
         return Trace(tuple(numbers))
     counts = {"constant": 1, "lognormal": 2, "straggler": 2, "sleeper": 2}
