@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,20 @@ def test_the_leaders_announcement_reaches_the_others_and_its_code_ends_them(serv
     code = in_thread(lambda: one.await_dismissal(lambda: False))
     leader.dismiss(143)
     assert code() == 143
+
+
+def test_the_leader_does_not_wait_for_the_answer_of_a_rank_that_has_ended(server: TCPStore) -> None:
+    leader, two = Rendezvous(around(server, 0, 3)), Rendezvous(around(server, 2, 3))
+    two._enter(leader.epoch)
+    ended = dataclasses.replace(Process.this(), created=0.0)
+    leader.others = {
+        rank: rendezvous.RankInfo("", process, "", "", True)
+        for rank, process in ((1, ended), (2, Process.this()))
+    }
+    two.confirm_dismissal()
+    begun = time.monotonic()
+    leader.dismiss(0, deadline_seconds=20.0)
+    assert time.monotonic() - begun < 10.0
 
 
 def test_a_member_that_has_finished_waits_for_the_others_as_long_as_the_leader_lives(

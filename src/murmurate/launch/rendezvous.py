@@ -188,12 +188,14 @@ class Rendezvous:
         self._messages.set("announcement", json.dumps(announcement, default=str).encode())
 
     def dismiss(self, code: int, deadline_seconds: float = 5.0) -> None:
-        """Tell the others to end with this exit code; returns once all have confirmed, or at the deadline."""
+        """Tell the others to end with this exit code; returns once each has confirmed or ended, or at the
+        deadline."""
         self._messages.set("over", str(code).encode())
         until = time.monotonic() + deadline_seconds
-        while time.monotonic() < until and any(not other.process.is_gone() for other in self.others.values()):
-            if all(self._messages.find(f"heard/{rank}") is not None for rank in self.others):
-                return
+        while time.monotonic() < until and not all(
+            other.process.is_gone() or self._messages.find(f"heard/{rank}") is not None
+            for rank, other in self.others.items()
+        ):
             time.sleep(_POLL_SECONDS)
 
     def reported(self, rank: int) -> Exit | None:
