@@ -174,6 +174,13 @@ def test_a_csv_without_a_header_is_refused(tmp_path):
         read(tmp_path / "a.csv")
 
 
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_header_that_is_not_utf8_cannot_be_skipped(tmp_path, skip_bad):
+    (tmp_path / "a.csv").write_bytes("id,t\xe9xt\n1,ant\n".encode("latin1"))
+    with pytest.raises(Refusal, match=r"line 1: byte 0xe9 is not UTF-8; iconv .*Latin-1. Convert the file"):
+        read(tmp_path / "a.csv", column="id", skip_bad=skip_bad)
+
+
 OTHERS = " ".join(chr(97 + i) * 3 + chr(97 + j) for i in range(26) for j in range(26))
 
 

@@ -74,8 +74,11 @@ def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
     has an error."""
     with Lines(path, errors) as lines, _long_fields():
         header = lines.line() or b""
-        text = "" if not header.strip() else _decoded(header, 1, errors)
-        if not text:
+        try:
+            text = header.decode()
+        except UnicodeDecodeError as error:  # it cannot be skipped
+            raise errors.refusal(1, not_utf8(header, error.start), "Convert the file.") from None
+        if not text.strip():
             raise errors.refusal(1, "there is no header", "A CSV file begins with the names of its columns.")
         suffix = Path(path.name.removesuffix(".gz")).suffix
         delimiter = "\t" if suffix == ".tsv" else max(_DELIMITERS, key=text.count)
