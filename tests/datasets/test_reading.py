@@ -304,10 +304,15 @@ def test_kinds_by_name_and_content(tmp_path, name, content, kind):
 
 
 def test_words_that_no_line_can_hold_are_not_written(tmp_path):
-    made = Corpus.from_entries([0], [0], [1], shape=(1, 2), vocabulary=["a\nb", "c"])
-    with pytest.raises(Refusal, match="Word 0"):
-        write(made, tmp_path / "docword.x.txt", "uci")
-    assert not list(tmp_path.iterdir())
+    for words, message in (
+        (["a\nb", "c"], "Word 0"),
+        (["c", "\ud800"], "Word 1"),  # a half of a character, which no encoding has
+        (["c", "c"], r"Words 0 and 1 .*'c'\. Rename one"),
+    ):
+        made = Corpus.from_entries([0], [0], [1], shape=(1, 2), vocabulary=words)
+        with pytest.raises(Refusal, match=message):
+            write(made, tmp_path / "docword.x.txt", "uci")
+        assert not list(tmp_path.iterdir())
     with pytest.raises(Refusal, match="The kinds"):
         write(made, tmp_path / "x", "parquet")
     with pytest.raises(Refusal, match="cannot be written"):

@@ -20,12 +20,14 @@ _KINDS = ("uci", "matrix-market", "lda-c", "svmlight", "npz")
 
 
 def write(corpus: Corpus, path: str | Path, kind: str, *, one_based: bool = True) -> None:
-    """Write a corpus as ``uci``, ``matrix-market``, ``lda-c``, ``svmlight`` or ``npz``; compressed if the
-    name ends in ``.gz``. The corpus's vocabulary is written to a file beside it, where ``read`` looks for it.
+    """Write a corpus as ``uci``, ``matrix-market``, ``lda-c``, ``svmlight`` or ``npz``; all but ``npz``
+    compressed by gzip if the name ends in ``.gz``. The corpus's vocabulary is written to a file beside it,
+    where ``read`` looks for it.
 
     ``one_based``: whether word ids begin at 1 in SVMlight. All labels in SVMlight are 0. LDA-C and SVMlight
-    do not store V. Files are replaced atomically. Raises Refusal for another kind, for words that a line
-    cannot hold, for a vocabulary beside it that is not this corpus's, and where the files cannot be written.
+    do not store V. Files are replaced atomically. Raises Refusal for another kind, for equal words and words
+    that a line cannot hold, for a vocabulary beside it if the corpus has none, and where the files cannot be
+    written.
     """
     target = Path(path)
     if kind not in _KINDS:
@@ -66,11 +68,15 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
 
 
 def _vocabulary(words: tuple[str, ...]) -> Iterator[bytes]:
+    ids: dict[str, int] = {}
     for number, word in enumerate(words):
-        if not word.strip() or "\n" in word or word.endswith("\r"):
+        stored = word.encode(errors="replace").decode()
+        if not word.strip() or "\n" in word or word.endswith("\r") or stored != word:
             raise Refusal(
                 f"Word {number} of the vocabulary is {word!r}, which a line cannot hold. Rename it."
             )
+        if ids.setdefault(word, number) != number:
+            raise Refusal(f"Words {ids[word]} and {number} of the vocabulary are {word!r}. Rename one.")
     return (word.encode() + b"\n" for word in words)
 
 
