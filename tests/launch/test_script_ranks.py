@@ -215,9 +215,10 @@ def nothing(loop):
     [
         (
             {"replicas": 3},
-            r"started 2 rank\(s\), each of them a replica: they do not make replicas=3. .*start 3 rank",
+            r"started 2 rank\(s\), each of them a replica: they do not make replicas=3. "
+            r"Leave replicas out, or start 3 rank",
         ),
-        ({"parts": 3}, r"2 rank\(s\), each of them a part of a replica of 3 parts.*whole replicas.*start 3"),
+        ({"parts": 3}, r"2 rank\(s\), each of them a part of a replica of 3 parts.*whole replicas. Start 3"),
         ({"launcher": "local"}, r"started this script 2 times.*launcher='local'. Leave launcher out"),
         ({"launcher": "ray"}, r"launcher='ray'. Leave launcher out"),
         ({"strategy": "solo"}, "solo trains one replica, and the run has 2"),

@@ -63,9 +63,10 @@ def replicas_of(environment: Environment | None, replicas: int | None, grid: tup
     if size % parts or (replicas is not None and replicas * parts != size):
         wanted = "whole replicas" if replicas is None else f"replicas={replicas}"
         needed = parts if replicas is None else replicas * parts
+        start = "Start" if size % parts else "Leave replicas out, or start"
         raise Refusal(
             f"torchrun started {size} rank(s), each of them a {member}: they do not make {wanted}. "
-            f"Leave replicas out, or start {needed} rank(s) (--nproc-per-node times --nnodes)."
+            f"{start} {needed} rank(s) (--nproc-per-node times --nnodes)."
         )
     return size // parts
 
