@@ -72,7 +72,7 @@ class DeterministicAgent(ActsByPolicy):
         # observations of this round's batches, if the policy is updated at the end of a round
         self._round_observations: list[Tensor] = []
         self._policy_value: Tensor | float = math.nan
-        self._policy_staleness = 0  # of its last update
+        self._policy_staleness = 0  # the policy's, at its last update
 
     @property
     def replicas(self) -> dict[str, Replica]:
@@ -177,7 +177,7 @@ class DeterministicAgent(ActsByPolicy):
     # -- state --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The target nets, and the observations of a round that has not ended."""
+        """The target nets, the policy's staleness, and the observations of a round that has not ended."""
         return {
             "policy_staleness": self._policy_staleness,
             "targets": [target.state() for target in self.targets],

@@ -63,7 +63,7 @@ class IMPALA(LearnerConfig):
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 parameters; ``auto`` is
         bfloat16 for images where the device is faster in it, else float32.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
-    (vectors only).
+        (vectors only).
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """

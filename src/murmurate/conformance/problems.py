@@ -1,7 +1,7 @@
 """Small problems on which strategies are tested, and the training loop for them.
 
-Data and gradients depend only on (rank, step), so that two runs can be compared to the bit. Everything is
-defined at module level, so that a member can be a thread or a process.
+Data, and the noise of gradients, depend only on (rank, step), so that two runs can be compared to the bit.
+Everything is defined at module level, so that a member can be a thread or a process.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def column_values(
     """(name, line, text) of each record of a ``csv`` or ``jsonl`` file; the text is "" where there is none.
 
     name: the value of ``name_column``, or the record's number, from 1. column: column of the text; may be
-    None if the file has one column. Raises Refusal for a column that the first record lacks; the message
-    lists the columns that it has.
+    None if the file has one column. Raises Refusal for a column that the first record lacks, or for none of
+    several; the message lists the columns. Errors in records go to ``errors``.
     """
     records = _csv(path, errors) if kind == "csv" else _jsonl(path, errors)
     chosen: str | None = None

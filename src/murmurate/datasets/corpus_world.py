@@ -108,13 +108,13 @@ class CorpusWorld(World):
         path = Path(self.path)
         if not self.path:
             return ""
-        # documents in Markdown include those of a folder of text
+        # of all kinds: what is a document of kind text is one of kind markdown too
         files = files_of(path, "markdown") if path.is_dir() else [path, vocabulary_beside(path)]
         return state_of(*files, self.vocabulary or "", self.stop_words or "")
 
     def read_as(self, **overrides: Any) -> tuple[Corpus, Skipped]:
         """(all documents, what was left out of them). overrides: arguments of ``read`` that replace these
-        settings."""
+        settings. Raises Refusal as ``read``."""
         skipped = Skipped()
         arguments = {
             "kind": self.kind,
@@ -179,8 +179,8 @@ class CorpusWorld(World):
             return
         if now["tokeniser"] != then["tokeniser"] and self.is_text:
             raise Refusal(
-                f"{self.path} is split into other words than in the run: the tokeniser now treats signs on "
-                "letters as part of a word. Fit anew with --out."
+                f"{self.path} is split into other words than in the run: the tokeniser now treats "
+                "combining marks as part of a word. Fit anew with --out."
             )
         if now["vocabulary"] is None and then["vocabulary"] is not None:
             raise Refusal(
@@ -197,7 +197,7 @@ class CorpusWorld(World):
 @functools.lru_cache(maxsize=2)
 def _read(world: CorpusWorld, settings: str, state: str) -> tuple[Corpus, Skipped]:
     """settings: the world as text, for the cache: worlds with max_df 1 and 1.0 are equal, but mean different
-    corpora. state: of the files, also for the cache."""
+    corpora. state: that of the files, also for the cache."""
     if not world.path:
         raise Refusal(
             "say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS (in Python "

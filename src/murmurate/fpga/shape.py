@@ -34,8 +34,8 @@ class TreeShape:
     a lane has as many bits as the sum of its leaves may need. If log2(N) is no multiple of log2(K), the root
     has fewer children.
 
-    Raises Refusal if N or K is no power of two, N is above ``MOST_LEAVES``, or the tree has fewer than two
-    levels.
+    Raises Refusal if N or K is no power of two, N is above ``MOST_LEAVES``, ``width`` is not from 2 to 32, or
+    the tree has fewer than two levels.
     """
 
     leaves: int

@@ -82,7 +82,8 @@ class Environment:
 
 
 def _hosts(environment: Mapping[str, str], size: int) -> int:
-    """The number of hosts; hosts may have different numbers of ranks, and this one the most of them."""
+    """The number of hosts; if the engine does not tell it, an estimate, which is 1 only if this host has all
+    ranks."""
     if (agents := int(environment.get("GROUP_WORLD_SIZE", 0))) > 0:
         return agents
     return math.ceil(size / max(1, int(environment.get("LOCAL_WORLD_SIZE", size))))
@@ -101,7 +102,8 @@ class RankInfo:
 
 
 class Rendezvous:
-    """This process among the ranks of its group."""
+    """This process among the ranks of its group. Raises Refusal if the store does not answer, or the secret
+    can be guessed."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -138,14 +140,15 @@ class Rendezvous:
 
     @classmethod
     def client(cls, environment: Environment, run_id: str, epoch: int) -> Store:
-        """The same part of the store, for a process that the leader started and that is no rank itself."""
+        """``store`` of ``epoch``, for a process that the leader started and that is no rank itself."""
         store = _connect(dataclasses.replace(environment, agent_store=True))
         return PrefixStore(f"{_place(run_id)}/epoch-{epoch}", store)
 
     # -- values that outlive an epoch
 
     def earlier_folder(self) -> Path | None:
-        """The run folder that rank 0 claimed in an earlier epoch of this group; None if there is none."""
+        """The run folder that rank 0 claimed in an earlier epoch of this group; None if there is none. Raises
+        Refusal if it was written with another secret."""
         return Path(self._trusted(self._root, "folder").decode()) if self._root.check("folder") else None
 
     def claimed(self, folder: Path) -> None:
@@ -248,8 +251,7 @@ class Rendezvous:
 
     def _register(self, nonce: str) -> None:
         """Try whether the leader's memory can be shared, and register."""
-        self.offer = MemoryOffer(**json.loads(self._trusted(self._messages, "offer")))
-        memory_file = borrow(self.offer)
+        memory_file = borrow(MemoryOffer(**json.loads(self._trusted(self._messages, "offer"))))
         if memory_file is not None:
             memory_file.close()
         self._introduce(nonce, can_borrow=memory_file is not None)

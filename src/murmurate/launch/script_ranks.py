@@ -88,7 +88,10 @@ def _rendezvous() -> Rendezvous:
 
 
 def run_rank(settings: ScriptSettings) -> list[Any]:
-    """Run ``main`` as the member of this rank; returns the results of all replicas, once all have ended."""
+    """Run ``main`` as the member of this rank; returns the results of all replicas, once all have ended.
+
+    Raises RunFailed if a member fails or rank 0 is gone, Refusal if this rank's settings are not rank 0's.
+    """
     rendezvous = _rendezvous()
     rank = rendezvous.environment.rank
     with _Members(settings, rendezvous) as members:
@@ -114,7 +117,7 @@ def _run_member(settings: ScriptSettings, members: _Members, rank: int) -> Exit:
         end = settings.run_to_exit(fabric, stdout_of(settings.output, rank))
     except BaseException as error:
         end = Exit.failed(error)
-        members.failed(rank, end)
+        members.failed(end)
         if not isinstance(error, Exception):
             raise
         raise RunFailed(f"{settings.name_of(rank)} failed: {end.error}") from error
@@ -123,7 +126,7 @@ def _run_member(settings: ScriptSettings, members: _Members, rank: int) -> Exit:
         watch.join()
         torch.set_num_threads(threads)
     if end.how == REFUSED:
-        members.failed(rank, end)
+        members.failed(end)
         raise Refusal(end.error)
     return end
 
@@ -205,7 +208,7 @@ class _Members:
                 self.centre.close()
             exit_now(1)
 
-    def failed(self, rank: int, end: Exit) -> None:
+    def failed(self, end: Exit) -> None:
         """Tell the others that this process's member ended as ``end`` says."""
         self.rendezvous.report(Exit(end.how, end.error, end.trace))
         if self.leads:

@@ -80,7 +80,7 @@ class ReplayServiceSourceConfig(SourceConfig):
         if not self.actors:
             return
         if not hasattr(os, "eventfd"):
-            raise Refusal("a replay service needs Linux and Python 3.10. Use --actors 0.")
+            raise Refusal("a replay service needs Linux. Use --actors 0.")
         if self.shards > self.actors:
             raise Refusal(
                 f"{self.shards} shards are filled by {self.actors} actors, and each needs one. Use --shards "

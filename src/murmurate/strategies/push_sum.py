@@ -21,7 +21,7 @@ _LEAST_SHARE = 0.1  # of an equal share; smaller shares are not worth a message
 
 @dataclass
 class PushSum(Strategy):
-    """Keep a sum x and a weight w; after every update send shares of both to the out-peers; train z = x / w.
+    """Keep a sum x and a weight w; every ``period`` updates send shares to the out-peers; train z = x / w.
 
     Whatever the graph and the delays, the totals of x and of w over replicas and messages in flight stay
     constant, so no replica counts more than another, which unweighted gossip does not guarantee. An update
@@ -48,8 +48,8 @@ class PushSum(Strategy):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="deltas",
-        bounded_by="the receiver's own steps: each takes at most one share from each sender",
-        on_death="its sum and weight are lost, and nothing else",
+        bounded_by="the receiver's own steps: each takes the shares that have arrived",
+        on_death="its sum and weight are lost, and the shares in flight to it",
         on_slow="it gets no second share before it has taken a step",
         on_join="begins with a living peer's vector and weight 1",
     )
