@@ -77,3 +77,7 @@ def test_returns_are_compared_at_equal_seconds_and_env_steps(
         assert row["return_at_equal_seconds"]["median"] == pytest.approx(speed / 400 * 100, abs=1)
     assert Path(result["report"]).exists()
     assert open_run(next((tmp_path / "x").glob("cartpole-gala*"))).fact("env_steps") == 1_000
+
+
+def test_without_a_run_that_has_not_diverged_the_table_is_empty() -> None:
+    assert actor_learners.compared({})["rows"] == []

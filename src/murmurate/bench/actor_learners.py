@@ -108,8 +108,9 @@ def compared(runs: Mapping[tuple[str, int], RecordedRun]) -> dict[str, Any]:
     by_method: dict[str, list[RecordedRun]] = {}
     for (method, _), run in runs.items():
         by_method.setdefault(method, []).append(run)
-    seconds = min(max(float(run.fact("wall_seconds")) for run in its_runs) for its_runs in by_method.values())
-    env_steps = min(float(run.fact("env_steps")) for run in runs.values())
+    slowest = [max(float(run.fact("wall_seconds")) for run in its_runs) for its_runs in by_method.values()]
+    seconds = min(slowest, default=0.0)
+    env_steps = min((float(run.fact("env_steps")) for run in runs.values()), default=0.0)
     rows = [
         {
             "method": method,
