@@ -180,7 +180,8 @@ def test_the_delayed_policy_and_its_target_wait() -> None:
     made = agent(TD3(policy_delay=3, target_every=3))
     for update in range(1, 7):
         before, target = vectors(made), made.targets[0].net.weights[0].clone()
-        made.learn(Batch(sample(update)))
+        metrics = made.learn(Batch(sample(update))).read_metrics()
+        assert ("policy_value" in metrics) == (update >= 3), "not known before the policy's first update"
         after, due = vectors(made), update % 3 == 0
         assert not torch.equal(before["critic"], after["critic"])
         assert torch.equal(before["policy"], after["policy"]) != due

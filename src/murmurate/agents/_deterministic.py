@@ -71,7 +71,7 @@ class DeterministicAgent(ActsByPolicy):
         self._noise = UpdateNoise(context.seed, context.rank, (1, config.batch, dimensions), self.device)
         # observations of this round's batches, if the policy is updated at the end of a round
         self._round_observations: list[Tensor] = []
-        self._policy_value: Tensor | float = math.nan
+        self._policy_value: Tensor | None = None  # at its last update since the start or a resume
         self._policy_staleness = 0  # the policy's, at its last update
 
     @property
