@@ -22,8 +22,8 @@ Record = Mapping[str, Any]
 
 def column_values(
     path: Path, kind: str, column: str | None, name_column: str | None, errors: RecordErrors
-) -> Iterator[tuple[str, int, Any]]:
-    """(name, line, text) of each record of a ``csv`` or ``jsonl`` file; the text is "" where there is none.
+) -> Iterator[tuple[str, str]]:
+    """(name, text) of each record of a ``csv`` or ``jsonl`` file; the text is "" where there is none.
 
     name: the value of ``name_column``, or the record's number, from 1. column: column of the text; may be
     None if the file has one column. Raises Refusal for a column that the first record lacks, or for none of
@@ -36,7 +36,7 @@ def column_values(
             chosen = _text_column(path, record, column, name_column)
         name = number if name_column is None else record.get(name_column)
         text = "" if chosen is None else _text(record, chosen, line, errors)
-        yield ("" if name is None else str(name)), line, text
+        yield ("" if name is None else str(name)), text
 
 
 def _text_column(path: Path, first: Record, column: str | None, name_column: str | None) -> str:

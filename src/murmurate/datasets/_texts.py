@@ -50,9 +50,8 @@ class TextSource:
                 for number, line in lines.numbered():
                     yield Document(str(number), _decode(number, line, errors))
         else:
-            for name, _, text in _columns.column_values(
-                self.path, self.kind, self.column, self.name_column, errors
-            ):
+            values = _columns.column_values(self.path, self.kind, self.column, self.name_column, errors)
+            for name, text in values:
                 yield Document(name, text)
 
     @property
