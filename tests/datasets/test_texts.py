@@ -172,6 +172,9 @@ def test_a_csv_without_a_header_is_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"id,text\r1,ant\r")  # lines as old Macs ended them
     with pytest.raises(Refusal, match="line 1: the header is no row of CSV"):
         read(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text('"text\n(long)"\nant\n')  # a quoted name of two lines
+    with pytest.raises(Refusal, match=r"line 1: the header is no row of CSV .*one line a row"):
+        read(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("skip_bad", [False, True])

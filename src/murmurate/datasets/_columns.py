@@ -83,7 +83,7 @@ def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
         suffix = Path(path.name.removesuffix(".gz")).suffix
         delimiter = "\t" if suffix == ".tsv" else max(_DELIMITERS, key=text.count)
         try:
-            columns = next(csv.reader([text], delimiter=delimiter))
+            columns = next(csv.reader([text], delimiter=delimiter, strict=True))
         except csv.Error as error:
             raise errors.refusal(
                 1, f"the header is no row of CSV ({error})", "Save it again with one line a row, as UTF-8."
