@@ -280,6 +280,10 @@ REFUSED = {
         x, (5, 5), mode="bilinear", antialias=True
     ),
     "pad with mode circular that crops one side": lambda x: functional.pad(x, (2, -1), mode="circular"),
+    "a loss with size_average has no form": lambda x: functional.cross_entropy(
+        x, image(3, 11, 9).gt(0).long(), size_average=False
+    ),
+    "a loss with reduce has no form": lambda x: functional.mse_loss(x, x, reduce=False),
     "max_pool2d_with_indices has no form": lambda x: functional.max_pool2d(x, 2, return_indices=True),
 }
 
@@ -299,6 +303,15 @@ def test_shapes_that_normalisation_cannot_have_are_named():
         in_parts((2, 1), lambda parts: functional.group_norm(scatter(x, parts), 2))
     with pytest.raises(ValueError, match=re.escape("over [6] of an image of [2, 3, 8, 6]: give its last")):
         in_parts((2, 1), lambda parts: functional.layer_norm(scatter(x, parts), (6,)))
+
+
+@pytest.mark.parametrize("loss", [functional.mse_loss, functional.cross_entropy])
+def test_an_unknown_reduction_is_refused_as_by_torch(loss):
+    with pytest.raises(ValueError, match="sun is not a valid value for reduction"):
+        in_parts(
+            (2, 1),
+            lambda parts: loss(scatter(image(3, 4, 11, 9), parts), image(3, 4, 11, 9), reduction="sun"),
+        )
 
 
 class Doubled(torch.autograd.Function):

@@ -134,7 +134,10 @@ def _reduction(x: SpatialTensor, kwargs: dict[str, Any]) -> str:
     for deprecated in ("size_average", "reduce"):
         if kwargs.pop(deprecated, None) is not None:
             raise refuse(x, f"a loss with {deprecated}")
-    return str(kwargs.pop("reduction", "mean"))
+    reduction = str(kwargs.pop("reduction", "mean"))
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")  # torch's words
+    return reduction
 
 
 FORMS.update({name: _pointwise(loss) for name, loss in _POINTWISE.items()})
@@ -145,17 +148,14 @@ def cross_entropy(
     input: SpatialTensor,
     target: Any,
     weight: Tensor | None = None,
-    size_average: None = None,
     ignore_index: int = -100,
-    reduce: None = None,
-    reduction: str = "mean",
     label_smoothing: float = 0.0,
+    **kwargs: Any,
 ) -> Any:
     """``torch.nn.functional.cross_entropy`` of every pixel: input [N, K, H, W]; target [N, H, W] or like
     input."""
-    own_target = aligned(input, target)
     options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return _class_loss(functional.cross_entropy, input, own_target, options, reduction)
+    return _class_loss(functional.cross_entropy, input, target, options, _reduction(input, kwargs))
 
 
 @spatial("nll_loss")
@@ -163,19 +163,18 @@ def nll_loss(
     input: SpatialTensor,
     target: Any,
     weight: Tensor | None = None,
-    size_average: None = None,
     ignore_index: int = -100,
-    reduce: None = None,
-    reduction: str = "mean",
+    **kwargs: Any,
 ) -> Any:
     """``torch.nn.functional.nll_loss`` of every pixel: input [N, K, H, W]; target [N, H, W]."""
     options = {"weight": weight, "ignore_index": ignore_index}
-    return _class_loss(functional.nll_loss, input, aligned(input, target), options, reduction)
+    return _class_loss(functional.nll_loss, input, target, options, _reduction(input, kwargs))
 
 
 def _class_loss(
-    loss: Callable[..., Tensor], x: SpatialTensor, own_target: Tensor, options: dict[str, Any], reduction: str
+    loss: Callable[..., Tensor], x: SpatialTensor, target: Any, options: dict[str, Any], reduction: str
 ) -> Any:
+    own_target = aligned(x, target)
     if reduction == "none":
         return x.like(loss(x.local, own_target, **options, reduction="none"))
     own_loss = loss(x.local, own_target, **options, reduction="sum")
