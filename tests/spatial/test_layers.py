@@ -127,6 +127,15 @@ def test_sums_of_half_precision_do_not_overflow(reduce):
         assert bool((one == 1).all())
 
 
+def test_class_losses_of_half_precision_do_not_overflow():
+    x, classes = image(1, 4, 300, 300), image(1, 4, 300, 300, seed=1).argmax(1)
+    expected = functional.cross_entropy(x, classes)
+
+    for one in in_parts((2, 1), lambda parts: functional.cross_entropy(scatter(x.half(), parts), classes)):
+        assert one.dtype == torch.float16
+        assert one.item() == pytest.approx(expected.item(), rel=1e-3)
+
+
 def test_running_statistics_are_those_of_the_whole():
     norm = [torch.nn.BatchNorm2d(4).double() for _ in range(5)]
     x = image(3, 4, 11, 9)

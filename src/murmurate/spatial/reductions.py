@@ -175,15 +175,16 @@ def _class_loss(
     loss: Callable[..., Tensor], x: SpatialTensor, target: Any, options: dict[str, Any], reduction: str
 ) -> Any:
     own_target = aligned(x, target)
+    own_loss = loss(x.local, own_target, **options, reduction="none")
     if reduction == "none":
-        return x.like(loss(x.local, own_target, **options, reduction="none"))
-    own_loss = loss(x.local, own_target, **options, reduction="sum")
+        return x.like(own_loss)
+    own_sum = own_loss.sum(dtype=_sum_dtype(own_loss))
     if reduction == "sum":
-        return summed(own_loss, x.parts)
+        return summed(own_sum, x.parts).to(own_loss.dtype)
     divisor = _divisor(own_target, options["weight"], options["ignore_index"]).to(
-        own_loss.device, torch.float64
+        own_sum.device, torch.float64
     )
-    sums = summed(torch.stack([own_loss.to(torch.float64), divisor]), x.parts)
+    sums = summed(torch.stack([own_sum.to(torch.float64), divisor]), x.parts)
     return (sums[0] / sums[1].detach()).to(own_loss.dtype)
 
 
@@ -192,4 +193,4 @@ def _divisor(own_target: Tensor, weight: Tensor | None, ignore_index: int) -> Te
     if own_target.is_floating_point():  # probabilities [N, K, H, W]
         return torch.tensor(own_target.numel() // own_target.shape[1])
     kept = own_target[own_target != ignore_index]
-    return torch.tensor(kept.numel()) if weight is None else weight[kept].sum()
+    return torch.tensor(kept.numel()) if weight is None else weight[kept].sum(dtype=torch.float64)
