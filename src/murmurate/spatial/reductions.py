@@ -47,7 +47,8 @@ class _Sum(torch.autograd.Function):
 
 @spatial("sum")
 def total(x: SpatialTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """``x.sum(dim)``; an ordinary tensor on every part if ``dim`` is None or includes rows and columns."""
+    """``x.sum(dim)``; an ordinary tensor on every part if ``dim`` is None or includes rows or columns (one of
+    these alone: only where the grid cuts no other dimension)."""
     return _reduced(x, "sum", dim, keepdim, dtype)
 
 
@@ -60,7 +61,7 @@ def mean(x: SpatialTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any
 def _reduced(x: SpatialTensor, name: str, dim: Any, keepdim: bool, dtype: Any) -> Any:
     if name == "mean" and dtype is None and _sum_dtype(x.local) != x.local.dtype:
         return _reduced(x, name, dim, keepdim, _sum_dtype(x.local)).to(x.local.dtype)
-    dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
     spatial_dims = [d for d in dims if spatial_axis(x, d)]
     if not spatial_dims:
         if not keepdim and x.dim() - len(dims) < 2:
