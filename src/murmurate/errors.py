@@ -16,6 +16,15 @@ _LIBRARIES = {
     "libx11-6": ("X11",),
     "libglib2.0-0": ("gthread-2.0", "glib-2.0"),
 }
+# for each kind of name that ``murmurate list`` shows: its list
+_LISTS = {
+    "recipe": "recipes",
+    "world": "worlds",
+    "game": "worlds",
+    "strategy": "strategies",
+    "launcher": "launchers",
+    "bench": "benches",
+}
 
 
 class Refusal(Exception):
@@ -67,9 +76,11 @@ def printable(text: str) -> str:
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
-    """A refusal of the unknown name ``given``, which suggests the nearest known name."""
-    hint = did_you_mean(given, known)
-    return Refusal(f"There is no {kind} called '{given}'.{hint} Run: murmurate list {list_argument(kind)}")
+    """A refusal of the unknown name ``given``, which suggests the nearest known name, and says where to find
+    all of them."""
+    names = list(known)
+    remedy = f"Run: murmurate list {_LISTS[kind]}" if kind in _LISTS else f"Use one of: {', '.join(names)}"
+    return Refusal(f"There is no {kind} called '{given}'.{did_you_mean(given, names)} {remedy}")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -85,15 +96,3 @@ def no_recipe(algorithm: str, world: str, worlds: Iterable[str]) -> Refusal:
     hint = f" Did you mean {similar[0]}-{algorithm}?" if similar else ""
     known = ", ".join(f"{name}-{algorithm}" for name in names)
     return Refusal(f"There is no recipe {world}-{algorithm}.{hint} The recipes of {algorithm}: {known}.")
-
-
-def list_argument(kind: str) -> str:
-    """The argument of ``murmurate list`` that shows all names of this kind."""
-    lists = {
-        "strategy": "strategies",
-        "game": "recipes",
-        "world": "worlds",
-        "list": "--help",
-        "bench": "benches",
-    }
-    return lists.get(kind, kind + "s")

@@ -153,7 +153,11 @@ _USAGE = {
         f"'{'9' * 20}' is no integer at most 9223372036854775807",
     ),
     "not finite": (["plan", "cartpole-a2c", "--target", "nan"], "'nan' is no finite number. See"),
-    "list": (["list", "recipies"], "no list called 'recipies'. Did you mean 'recipes'?"),
+    "list": (
+        ["list", "recipies"],
+        "no list called 'recipies'. Did you mean 'recipes'? Use one of: recipes, worlds",
+    ),
+    "name that no list has": (["bench", "memr", "--tasks", "x"], "no task called 'x'. Use one of: "),
 }
 
 
