@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -228,6 +229,20 @@ def test_a_script_is_named_by_its_file(place: Path, monkeypatch: pytest.MonkeyPa
     assert made.name == f"env:{place}/own_envs.py:make_env"
     monkeypatch.delitem(_own_env._callables, made.target)  # type: ignore[attr-defined]
     assert made.open(1, training=True).reset(0).observation.shape == (1, 4)
+
+
+def test_a_function_that_its_name_does_not_find_is_for_this_process_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(place)
+    script = type(sys)("__main__")
+    script.__file__ = str(place / "own_envs.py")
+    exec(compile(FILE, script.__file__, "exec"), vars(script))
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    wrapped = functools.wraps(script.make_env)(lambda: CartPoleEnv())
+    assert world_of(wrapped).target == "unnamed:make_env"  # type: ignore[attr-defined]
+    script.make_env = wrapped  # as by a decorator
+    assert world_of(wrapped).target == f"{place}/own_envs.py:make_env"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("source", ["own_envs.py", "own_envs"])

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
-from murmurate.errors import MissingExtra, Refusal
+from murmurate.errors import Refusal
 from murmurate.worlds import modules
 from murmurate.worlds._gym_env import without_checks
 
@@ -30,20 +30,21 @@ def target_of(function: Callable[..., Any]) -> tuple[str, str]:
     """(target, folder): the target names ``function`` in any process; the folder is that of its module, empty
     if the module is installed.
 
-    The target is ``FILE.py:NAME`` or ``module:NAME``; or, for a lambda, a nested function or the like,
-    ``unnamed:...``, which is known in this process only.
+    The target is ``FILE.py:NAME`` or ``module:NAME``; or, for a lambda, a nested function or another callable
+    that is not found by its name, ``unnamed:...``, which is known in this process only.
     """
     path, module_name = getattr(function, "__qualname__", ""), getattr(function, "__module__", "") or ""
     module = sys.modules.get(module_name)
     target = folder = ""
-    if path and "<" not in path and module is not None:
+    # equal, and not the same: a class method is another object each time
+    if path and module is not None and _attribute(module, path) == function:
         file, spec = getattr(module, "__file__", None) or "", getattr(module, "__spec__", None)
         if module_name == "__main__" and spec is not None:  # started by python -m
             module_name = spec.name
             target, folder = f"{module_name}:{path}", modules.folder_of(module_name, module)
         elif module_name == "__main__" or module_name.startswith(modules.FILE):
             target = f"{os.path.abspath(file)}:{path}" if file.endswith(".py") else ""
-        elif _attribute(module, path) is function:
+        else:
             target, folder = f"{module_name}:{path}", modules.folder_of(module_name, module)
     if not target:
         target = f"{UNNAMED}{path or type(function).__name__}"
@@ -144,7 +145,7 @@ def call(function: Callable[..., Any], name: str, picture: bool, **arguments: An
         arguments["render_mode"] = "rgb_array"
     try:
         return function(**arguments)
-    except (Refusal, MissingExtra):
+    except Refusal:
         raise
     except Exception as problem:
         raise Refusal(
