@@ -68,6 +68,13 @@ def test_lambda_comes_back_as_it_was_fitted_and_is_judged(tmp_path: Path) -> Non
     assert topics.perplexity(late[2], test) < 110
 
 
+@pytest.mark.parametrize(
+    ("sweeps", "passes"), [(5, (5,)), (40, (10, 20, 30, 40)), (45, (10, 20, 30, 40, 45))]
+)
+def test_the_sampler_is_evaluated_after_its_last_sweep(sweeps: int, passes: tuple[int, ...]) -> None:
+    assert topics.contenders(TopicsPlan(sweeps=sweeps))[-1].passes == passes
+
+
 def points(*pairs: tuple[float, float]) -> list[Point]:
     return [Point(100 * (i + 1), seconds, value) for i, (seconds, value) in enumerate(pairs)]
 

@@ -101,7 +101,7 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
     for name in ("gensim", "scikit-learn"):
         contenders.append(Contender(f"{name}{_20_ITERATIONS}", name, {**_COMMON, "iterations": 20}, marks))
         contenders.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
-    contenders.append(Contender("tomotopy", "tomotopy", _OWN, tuple(range(10, plan.sweeps + 1, 10))))
+    contenders.append(Contender("tomotopy", "tomotopy", _OWN, (*range(10, plan.sweeps, 10), plan.sweeps)))
     return contenders
 
 
