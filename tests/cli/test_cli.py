@@ -372,6 +372,7 @@ def test_options_may_stand_before_the_recipe_and_strategies_bring_their_own(
         ("topics fit --topics 50 docword.txt --skip-bad", "docword.txt"),
         ("simulate --json --updates 10 cartpole-a2c", "cartpole-a2c"),
         ("resume --minutes=3 runs/a", "runs/a"),
+        ("train --double-buffer --seed 1 --replicas 2 cartpole-gala", "cartpole-gala"),
         ("train --agent.hidden 64 32 cartpole-ppo --seed 1", "cartpole-ppo"),
         ("train cartpole-ppo --agent.hidden 64 32", "cartpole-ppo"),
     ],

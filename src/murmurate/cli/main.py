@@ -28,7 +28,7 @@ from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
 
-# options without a value of verbs that take a name
+# options that take no value, of the verbs that take a name
 _WITHOUT_VALUE = frozenset(("--apply", "--check", "--json", "--profile", "--skip-bad", "--transpose"))
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -132,7 +132,9 @@ def _name_first(arguments: Sequence[str]) -> list[str]:
         return [verb, "", *rest]
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
-        index += 1 if "=" in rest[index] or rest[index] in _WITHOUT_VALUE else 2
+        alone = "=" in rest[index] or rest[index] in _WITHOUT_VALUE
+        # an option that another one follows has no value either, as in --double-buffer --seed 1
+        index += 1 if alone or " ".join(rest[index + 1 :]).startswith("--") else 2
     while index and index + 1 < len(rest) and not rest[index + 1].startswith("-"):
         index += 1  # an option may have several values, as --agent.hidden 64 64
     name = rest[index : index + 1]
