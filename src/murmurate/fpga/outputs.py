@@ -16,7 +16,7 @@ _BITS = 18  # data outputs of a port
 def use_output_registers(netlist: dict[str, Any]) -> int:
     """Change ``netlist`` (Yosys JSON, after synth_ecp5); returns how many ports of block RAMs were changed.
 
-    A port is changed if each of its used data outputs is connected to the D input of one flip-flop and to
+    A port is changed if each of its used data outputs is connected to the DI input of one flip-flop and to
     nothing else, and all these flip-flops have the port's clock and neither clock enable nor reset.
     """
     changed = 0
@@ -30,7 +30,7 @@ def use_output_registers(netlist: dict[str, Any]) -> int:
         for port in module["ports"].values():
             readers.update(bit for bit in port["bits"] if isinstance(bit, int))
         registers = {
-            cell["connections"]["D"][0] if "D" in cell["connections"] else cell["connections"]["DI"][0]: name
+            cell["connections"]["DI"][0]: name
             for name, cell in cells.items()
             if cell["type"] == "TRELLIS_FF" and _is_plain(cell)
         }
@@ -42,10 +42,9 @@ def use_output_registers(netlist: dict[str, Any]) -> int:
 def _is_plain(cell: dict[str, Any]) -> bool:
     """Whether the flip-flop ``cell`` loads its input at every rising edge."""
     parameters, connections = cell["parameters"], cell["connections"]
-    enable, reset = connections.get("CE", ["1"]), connections.get("LSR", ["0"])
     return (
-        (parameters.get("CEMUX", "1").strip() == "1" or enable == ["1"])
-        and (parameters.get("LSRMUX", "LSR") != "LSR" or reset in (["0"], ["x"], []))
+        (parameters.get("CEMUX", "1").strip() == "1" or connections.get("CE", ["1"]) == ["1"])
+        and connections.get("LSR", ["0"]) in (["0"], ["x"], [])
         and parameters.get("CLKMUX", "CLK") == "CLK"
     )
 
