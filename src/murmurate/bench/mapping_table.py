@@ -58,7 +58,10 @@ def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
     """``train_seconds``: duration of a gradient step on this CPU, by case and batch (Fig. 4.9).
     ``replay_seconds``: duration of drawing a batch and of setting its priorities, measured on the CPU and
     modelled for the FPGA (Fig. 4.10). ``cells``: the chosen devices, with gradient steps per second of every
-    pair of devices (Fig. 4.11, Table 4.3). ``search_seconds``: time in which all of them were chosen.
+    pair of devices (Fig. 4.11, Table 4.3). ``search_seconds``: time in which the devices of all cells were
+    chosen.
+
+    Raises Refusal for leaves outside the FPGA's table.
     """
     batches = sorted({batch for _, _, sizes in _CASES.values() for batch in sizes})
     model = ReplayManagerModel(TreeShape(plan.leaves, 4, 16))

@@ -61,7 +61,10 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
 
     ``choice_over_best``: how much faster the fastest measured configuration of a recipe is than its plan's
     first choice, the greatest over the recipes; ``choice_over_best_of_all``: the same over the exhaustive
-    recipes alone."""
+    recipes alone.
+
+    Raises Refusal for an exhaustive recipe that is not among ``recipes``.
+    """
     if other := [name for name in plan.exhaustive if name not in plan.recipes]:
         raise Refusal(f"--exhaustive names {', '.join(other)}, and --recipes does not. Add it there.")
     draws = random.Random(plan.seed)

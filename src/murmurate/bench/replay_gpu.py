@@ -49,7 +49,7 @@ Call = Callable[[], object]
 
 def measure(plan: ReplayGPUPlan, log: Log) -> dict[str, Any]:
     """Microseconds of a call, with the host's waiting for the device, and the ratio of torch's to
-    Triton's."""
+    Triton's. Raises Refusal without a GPU on which Triton's kernels run."""
     if not torch.cuda.is_available():
         raise Refusal(
             "bench replay-gpu measures a CUDA device, and torch sees none here. To measure on a CPU: "

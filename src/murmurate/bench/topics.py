@@ -52,10 +52,10 @@ class TopicsPlan:
     mean_length: mean number of words of a document. held_out: number of further documents, for evaluation.
 
     real: whether the text of Python's standard library is a second corpus. passes: number of passes of all
-    contenders but the sampler and those of ``slow_passes``. slow_passes: number of passes of contenders with
-    more than 20 iterations per document. sweeps: number of sweeps of the sampler (tomotopy). rounds: number
-    of repetitions, each with another seed. trap: number of documents from which each step rule learns.
-    stream: whether a corpus of NYTimes's size is streamed, too.
+    contenders but the sampler, those of ``slow_passes``, and DPSVI, which makes four times as many.
+    slow_passes: number of passes of contenders with more than 20 iterations per document. sweeps: number of
+    sweeps of the sampler (tomotopy). rounds: number of repetitions, each with another seed. trap: number of
+    documents from which each step rule learns. stream: whether a corpus of NYTimes's size is streamed, too.
 
     peers: the other libraries.
     """
@@ -204,7 +204,7 @@ def _warm_up(servers: dict[str, Server], folder: Path) -> None:
 def fit(
     server: Server, corpus: Corpus, contender: Contender, seed: int, folder: Path
 ) -> list[tuple[int, float, np.ndarray]]:
-    """(documents, CPU seconds, lambda [V, K]) at each mark."""
+    """(documents, CPU seconds, lambda [V, K]) at each mark. Raises RunFailed if the library fails."""
     path = folder / "corpus.npz"
     write(path, corpus)
     marks = [max(1, round(p * len(corpus))) for p in contender.passes]

@@ -56,7 +56,7 @@ class ArraysWorld(ImageWorld):
 
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, state: str) -> ImageData:
-    """state: of the files, for the cache."""
+    """state: see ``state_of``; for the cache, as a changed file is read again."""
     refuse_special(path)
     try:
         with refuse_unreadable(path):

@@ -13,12 +13,13 @@ from typing import NamedTuple, TypeVar
 from murmurate.errors import Refusal
 
 Item = TypeVar("Item")
-LFE5U_85F_DSPS = 156  # its multipliers (MULT18X18D)
+LFE5U_85F_DSPS = 156  # multipliers (MULT18X18D) of an LFE5U-85F
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A systolic array of R x C elements, each of which is one multiplier."""
+    """A systolic array of R x C elements, each of which is one multiplier. Raises Refusal for sizes below
+    1."""
 
     rows: int
     columns: int
@@ -52,7 +53,8 @@ def outer_cycles(unit: Unit, m: int, k: int, n: int) -> int:
 
 
 def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
-    """(FW, BW or WA; K; N) of each stage with a tensor unit. A bias is an additional row of FW and WA."""
+    """(FW, BW or WA; K; N) of each stage with a tensor unit. A bias is an additional row of FW and WA.
+    Raises Refusal for fewer than two layers, and for a width below 1."""
     if len(layers) < 2 or min(layers) < 1:
         raise Refusal(f"layers is {tuple(layers)}; give the widths of at least two, such as (4, 8, 8, 2).")
     shapes = list(pairwise(layers))
@@ -74,6 +76,8 @@ class LearnerModel:
 
     The model leaves out the forward pass of the target net, the link to the host, and what only ``learner``
     has: narrowing of sums to 16 bits, ReLU and its mask in BW, and the constant 1 after activations.
+
+    Raises Refusal unless there is a unit for each stage, and for values out of range.
     """
 
     layers: tuple[int, ...]
@@ -134,7 +138,7 @@ def choose(
 ) -> LearnerModel:
     """The model with the fewest cycles and at most ``dsps`` multipliers, of all whose DP is a power of two.
 
-    Raises Refusal if ``dsps`` is less than one multiplier per stage.
+    Raises Refusal if ``dsps`` is less than one multiplier per stage, for a batch below 1, and as ``stages``.
     """
     shapes = stages(layers)
     if batch < 1:

@@ -115,7 +115,8 @@ class Replicator:
     ) -> Replica:
         """A ``Replica`` (with its ``options``) that starts from the lowest living rank's parameters.
 
-        All members must call this for the same modules in the same order.
+        All members must call this for the same modules in the same order. Raises ValueError if there is a
+        replica of that name, or if the initial values do not fit.
         """
         if name in self.bound_replicas:
             raise ValueError(f"there is already a replica called '{name}'; names are keys of checkpoints")
@@ -209,8 +210,8 @@ class Replicator:
             if not self.strategy.centre or self.fabric.rank < self.fabric.size - 1:
                 drained = [bound.drain(number, deadline_seconds) for bound in bound_replicas]
                 return all(drained)
-            # A centre drains all replicas by turns: one that has a message waits for its reply, and sends its
-            # markers of all only then.
+            # A centre drains the replicas by turns: a member that has sent a message of one of them waits for
+            # its reply, and only then sends the markers of all.
             left_seconds = deadline_seconds
             while bound_replicas and left_seconds > 0:
                 turn_seconds = min(_TURN_SECONDS, left_seconds)

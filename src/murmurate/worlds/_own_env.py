@@ -139,7 +139,7 @@ def make(
 
 def call(function: Callable[..., Any], name: str, picture: bool, **arguments: Any) -> Any:
     """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it has that
-    parameter."""
+    parameter. Raises ``Refusal`` if the function raises."""
     if picture and has_parameter(function, "render_mode"):
         modules.draw_without_screen()
         arguments["render_mode"] = "rgb_array"
@@ -155,7 +155,8 @@ def call(function: Callable[..., Any], name: str, picture: bool, **arguments: An
 
 
 def make_without_checks(**options: Any) -> tuple[Any, int]:
-    """What ``make`` returns, without gymnasium's checks, and its time limit: see ``without_checks``."""
+    """(what ``make`` returns, without gymnasium's checks and time limits; its time limit): see
+    ``without_checks``."""
     return without_checks(make(**options))
 
 

@@ -7,7 +7,8 @@ Jin's tasks are the levels of Matiisen et al. 2017 ("Teacher-Student Curriculum 
 
 Differs: Minecraft is not simulated. Walls, lava, bridge and gold look as miniworld draws them, and the agent
 moves as in ``_maze_game.py``: 4.3 m/s and 180 degrees a second, in rooms of 7 m x 7 m. Frames are rendered
-in their final size with four samples a pixel, instead of being reduced from 320 x 240.
+in their final size, instead of being reduced from 320 x 240, with eight samples a pixel, or as many as OpenGL
+offers (Mesa by software: four).
 """
 
 from __future__ import annotations

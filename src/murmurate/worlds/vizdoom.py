@@ -53,7 +53,7 @@ def names() -> list[str]:
 
 
 def world(name: str) -> DoomWorld | None:
-    """The world of that name, or None. Raises ``MissingExtra`` without vizdoom."""
+    """The world of that name, or None. Raises ``MissingExtra`` without vizdoom or OpenCV."""
     scenario = name.removeprefix(_PREFIX).removesuffix(_OCCLUDED)
     occlude = _JINS_RECTANGLES.get(scenario, ()) if name.endswith(_OCCLUDED) else ()
     doom_world = scenario in _WORLDS and DoomWorld(scenario, **_WORLDS[scenario][1], occlude=occlude)
