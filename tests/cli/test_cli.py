@@ -167,6 +167,24 @@ def test_what_is_no_command_is_refused_in_a_sentence(case: str, capsys: pytest.C
     assert words in refused(capsys, *arguments)
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(13, "Permission denied", "x"), "x: Permission denied. Check that the file is there"),
+        (OSError(111, "Connection refused"), "The system: Connection refused.\n"),
+    ],
+)
+def test_an_error_of_the_system_names_a_file_where_there_is_one(
+    error: OSError, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(what: str) -> None:
+        raise error
+
+    monkeypatch.setattr("murmurate.cli.listing.listing", fail)
+    assert main(["list"]) == 1
+    assert f"murmurate: {line}" in capsys.readouterr().err
+
+
 def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

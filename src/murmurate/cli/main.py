@@ -75,11 +75,9 @@ def _carry_out(words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        cause = f"{error.filename or 'A file'}: {error.strerror or error}"
-        print(
-            f"murmurate: {printable(cause)}. Check that the file is there and can be written.",
-            file=sys.stderr,
-        )
+        cause = printable(f"{error.filename or 'The system'}: {error.strerror or error}")
+        remedy = " Check that the file is there and can be written." if error.filename else ""
+        print(f"murmurate: {cause}.{remedy}", file=sys.stderr)
         return FAILED
     finally:
         end_fork_server()
