@@ -14,6 +14,7 @@ import pytest
 
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate
+from murmurate.launch import script, script_ranks
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
 from murmurate.workloads.topic_model import TopicModel
@@ -240,6 +241,17 @@ def test_replicas_on_real_processes_find_topics_together(strategy, replicas):
 def test_all_reduce_learns_the_same_twice():
     result = [fitted(strategy="all-reduce", replicas=2).components_ for _ in range(2)]
     np.testing.assert_array_equal(*result)
+
+
+def test_other_ranks_of_torchrun_get_the_result(monkeypatch):
+    def on_another_rank(main, **settings):
+        """Runs ``main`` in threads; the results are as a rank that is not main receives them."""
+        results = run(main, launcher="inline", **settings)
+        return [script_ranks._unpacked(script_ranks._packed(result)) for result in results]
+
+    run = script.run
+    monkeypatch.setattr(script, "run", on_another_rank)
+    assert fitted(strategy="all-reduce", replicas=2, max_iter=1).bound_ < WORDS
 
 
 @pytest.mark.parametrize("shuffled", [True, False])

@@ -105,14 +105,15 @@ class Passes:
             results = run(part, replicas=replicas, strategy=strategy, seed=self.seed)
         for result in results:
             if result is not None and not isinstance(result, Died):
-                return Learned(torch.from_numpy(result[0]), result[1])
+                return Learned(*result)
         raise RunFailed("all replicas died before the end of training")
 
 
 def _replica(
     passes: Passes, folder: str, words: int, has_start: bool, loop: OwnLoop
-) -> tuple[NDArray[np.float32], int] | None:
-    """Train one replica. The main replica returns lambda [V, K] and the number of updates, others None."""
+) -> tuple[Tensor, int] | None:
+    """Train one replica. The main replica returns lambda [V, K] and the number of updates, others None. Under
+    torchrun a result that is no tensor or plain value would not reach the other ranks."""
     starts, word, counts = (np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
     corpus = Corpus(starts, word, counts, None, words)
     start = torch.from_numpy(np.load(Path(folder) / "start.npy")) if has_start else None
@@ -122,4 +123,4 @@ def _replica(
     updates = learner.replica.steps_taken()
     loop.finish(_ENDING_SECONDS)
     matrix = learner.model.estimate(loop.agreed(learner.replica.name)["topics"]).matrix
-    return (matrix.numpy(), updates) if loop.is_main else None
+    return (matrix, updates) if loop.is_main else None
