@@ -64,3 +64,20 @@ def test_faults_come_in_turn_and_a_stopped_one_is_woken(
     kinds = [number for _, number in sent]
     assert kinds[:4] == [signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL]
     assert [fault["fault"] for fault in injector.done[:3]] == ["SIGKILL", "SIGSTOP", "SIGKILL"]
+
+
+def test_each_stopped_one_is_woken_though_others_are_stopped_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, sent = [100.0], []
+    monkeypatch.setattr(chaos.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(chaos.os, "kill", lambda pid, number: sent.append((now[0], pid, number)))
+    trial: Any = SimpleNamespace(seconds=lambda: 1.0, pids=lambda: {0: 1000 + len(sent)})
+    injector = chaos.Injector(chaos.ChaosPlan(every_seconds=10.0, stopped_seconds=50.0))
+    for _ in range(200):
+        injector.act(trial)
+        now[0] += 1.0
+    stopped = {pid: at for at, pid, number in sent if number == signal.SIGSTOP}
+    woken = {pid: at for at, pid, number in sent if number == signal.SIGCONT}
+    assert woken == {pid: at + 50.0 for pid, at in stopped.items() if at + 50.0 < now[0]}
+    assert len(woken) > 3

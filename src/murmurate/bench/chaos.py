@@ -200,7 +200,7 @@ class Injector:
         self.done: list[dict[str, Any]] = []
         self._random = random.Random(plan.seed)
         self._next_fault_at: float | None = None
-        self._to_continue: tuple[float, int] | None = None  # (time, pid) of the next SIGCONT
+        self._to_continue: list[tuple[float, int]] = []  # (time, pid) of each SIGCONT to come
 
     def act(self, trial: Trial) -> None:
         """Send the signals that are due."""
@@ -209,10 +209,9 @@ class Injector:
             if trial.seconds() > 0:
                 self._next_fault_at = now + self.plan.every_seconds
             return
-        if self._to_continue is not None and now >= self._to_continue[0]:
+        while self._to_continue and now >= self._to_continue[0][0]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._to_continue[1], signal.SIGCONT)
-            self._to_continue = None
+                os.kill(self._to_continue.pop(0)[1], signal.SIGCONT)
         if now < self._next_fault_at:
             return
         self._next_fault_at += self.plan.every_seconds
@@ -223,5 +222,5 @@ class Injector:
         except ProcessLookupError:
             return  # it has died and is being restarted
         if fault is signal.SIGSTOP:
-            self._to_continue = now + self.plan.stopped_seconds, pid
+            self._to_continue.append((now + self.plan.stopped_seconds, pid))
         self.done.append({"fault": fault.name, "replica": rank})
