@@ -81,3 +81,18 @@ def test_each_stopped_one_is_woken_though_others_are_stopped_meanwhile(
     woken = {pid: at for at, pid, number in sent if number == signal.SIGCONT}
     assert woken == {pid: at + 50.0 for pid, at in stopped.items() if at + 50.0 < now[0]}
     assert len(woken) > 3
+
+
+def test_a_fault_waits_while_the_processes_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pids = [100.0], dict[int, int]()
+    monkeypatch.setattr(chaos.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(chaos.os, "kill", lambda pid, number: None)
+    trial: Any = SimpleNamespace(seconds=lambda: 1.0, pids=lambda: pids)
+    injector = chaos.Injector(chaos.ChaosPlan(every_seconds=10.0))
+    for now[0] in (100.0, 110.0):
+        injector.act(trial)
+    assert not injector.done
+    pids[3] = 1003
+    now[0] = 110.2
+    injector.act(trial)
+    assert injector.done == [{"fault": "SIGKILL", "replica": 3}]

@@ -139,7 +139,8 @@ class Trial:
             self.process.wait()
 
     def pids(self) -> dict[int, int]:
-        """Process id by replica; empty before the replicas have been started."""
+        """Process id by replica; empty before the replicas have been started, and while the file is written
+        anew."""
         try:
             lines = (self.folder / "roles.jsonl").read_text().splitlines()
             roles = [json.loads(line) for line in lines]
@@ -212,10 +213,10 @@ class Injector:
         while self._to_continue and now >= self._to_continue[0][0]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._to_continue.pop(0)[1], signal.SIGCONT)
-        if now < self._next_fault_at:
+        if now < self._next_fault_at or not (pids := trial.pids()):
             return
         self._next_fault_at += self.plan.every_seconds
-        rank, pid = self._random.choice(sorted(trial.pids().items()))
+        rank, pid = self._random.choice(sorted(pids.items()))
         fault = (signal.SIGKILL, signal.SIGSTOP)[len(self.done) % 2]
         try:
             os.kill(pid, fault)
