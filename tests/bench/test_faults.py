@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from murmurate.bench import chaos, straggler
+from murmurate.errors import RunFailed
 
 
 def test_blocked_is_over_the_quick_ones_and_cpu_time_over_all_members() -> None:
@@ -96,3 +98,17 @@ def test_a_fault_waits_while_the_processes_are_unknown(monkeypatch: pytest.Monke
     now[0] = 110.2
     injector.act(trial)
     assert injector.done == [{"fault": "SIGKILL", "replica": 3}]
+
+
+def test_a_failed_run_is_told_of_though_its_processes_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import os, sys, time; os.fork() or time.sleep(60); sys.exit('no ' + 'x' * 100_000 + ' memory')"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{script}"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(chaos.sys, "executable", str(python))
+    trial = chaos.Trial("gala", chaos.ChaosPlan(), tmp_path / "run")
+    with pytest.raises(RunFailed, match=r"exit code 1: x+ memory"):
+        trial.run(lambda trial: None)
+    assert not trial._session()

@@ -97,6 +97,7 @@ class Trial:
         self.plan, self.folder = plan, folder
         self._temporary = folder.parent / f"{folder.name}-tmp"
         self._temporary.mkdir()
+        self._errors = folder.parent / f"{folder.name}-errors"
         options: dict[str, Any] = {
             "--strategy": strategy,
             "--replicas": plan.replicas,
@@ -111,14 +112,16 @@ class Trial:
             default = cast(A2C, recipe(_RECIPE).learner).learning_rate
             options["--agent.learning-rate"] = default / plan.replicas
         words = [str(word) for pair in options.items() for word in pair]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "murmurate", "train", _RECIPE, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._temporary)},
-        )
+        # not a pipe, which could fill up, and which processes left behind keep open
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "murmurate", "train", _RECIPE, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._temporary)},
+            )
 
     def run(self, act: Callable[[Trial], None]) -> dict[str, Any]:
         """Wait for the end, calling ``act`` again and again. Raises RunFailed if the run fails or does not
@@ -135,7 +138,8 @@ class Trial:
             return self._outcome()
         finally:
             for process in self._session():
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    process.kill()
             self.process.wait()
 
     def pids(self) -> dict[int, int]:
@@ -164,7 +168,7 @@ class Trial:
 
     def _outcome(self) -> dict[str, Any]:
         if self.process.returncode != 0:
-            errors = self.process.stderr.read().decode()[-500:] if self.process.stderr else ""
+            errors = self._errors.read_text(errors="replace")[-500:]
             raise RunFailed(f"{self.folder.name} ended with exit code {self.process.returncode}: {errors}")
         summary = json.loads((self.folder / "summary.json").read_text())
         deadline = time.monotonic() + _CLEAN_UP_SECONDS  # the fork server ends after the launcher
