@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from gymnasium import spaces
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.training import part_file
-from murmurate.worlds import _failures, _own_env, served
+from murmurate.worlds import _failures, _game_server, _own_env, served
 from murmurate.worlds._env_game import EnvGame
 from murmurate.worlds._game_server import Settings, Shared, _Slot
 from murmurate.worlds._numbers import number
@@ -381,6 +383,26 @@ def test_a_served_environment_that_exits_is_replaced_alone(monkeypatch: pytest.M
     first, second = slot.messages
     assert "is started again after SystemExit: 3" in first
     assert "is started again after ConnectionError: not up yet (test_failing_environments.py:" in second
+
+
+def test_a_slow_start_is_not_taken_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot, _ = served_slot("make_silent")
+    slot.begin(0)
+    watched = contextlib.ExitStack()
+    watched.enter_context(slot._watched(_game_server.START_SECONDS))
+    began = time.monotonic()
+
+    def monotonic() -> float:
+        """The start ends, and a step begins, while the watching thread looks at the clock."""
+        watched.close()
+        monkeypatch.setattr(_game_server.time, "monotonic", lambda: began + 30.0)
+        watched.enter_context(slot._watched(10.0))
+        return began + 30.0
+
+    monkeypatch.setattr(_game_server.time, "monotonic", monotonic)
+    assert not slot.kill_if_hung()
+    monkeypatch.setattr(_game_server.time, "monotonic", lambda: began + 40.5)
+    assert slot.kill_if_hung()
 
 
 def test_only_the_first_opening_of_a_served_environment_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,8 +178,8 @@ class _Slot:
         self._game: Game | None = None
         self._seed, self._failures, self._steps_since_failure, self._replacements = 0, 0, 0, 0
         self.steps = 0  # of this simulator in the whole run
-        self._call_began: float | None = None  # None: no call of the game is running
-        self._allowed_seconds = 0.0  # for the call of the game that is running
+        # of the running call of the game: (when it began, seconds allowed); None: there is none
+        self._call: tuple[float, float] | None = None
         self.messages: list[str] = []
 
     @property
@@ -227,11 +227,11 @@ class _Slot:
 
     def kill_if_hung(self) -> bool:
         """Kill the game if its call takes too long. Returns True if the call cannot be ended."""
-        began, game = self._call_began, self._game
-        seconds = 0.0 if began is None else time.monotonic() - began
-        if seconds < self._allowed_seconds or began is None:
+        call, game = self._call, self._game
+        if call is None:
             return False
-        return game is None or seconds > 2 * self._allowed_seconds or not game.kill()
+        seconds, allowed = time.monotonic() - call[0], call[1]
+        return seconds >= allowed and (game is None or seconds > 2 * allowed or not game.kill())
 
     def save(self) -> dict[str, Any] | None:
         game = None if self._game is None else self._game.state()
@@ -286,11 +286,11 @@ class _Slot:
     @contextlib.contextmanager
     def _watched(self, seconds: float) -> Iterator[None]:
         """Within this context a call of the game counts as hung after ``seconds``."""
-        self._allowed_seconds, self._call_began = seconds, time.monotonic()
+        self._call = time.monotonic(), seconds
         try:
             yield
         finally:
-            self._call_began = None
+            self._call = None
 
 
 def _copy(frame: Frame, to: Frame) -> None:
