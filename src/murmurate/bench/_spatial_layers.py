@@ -43,7 +43,8 @@ def in_parts(grid: tuple[int, int], function: Callable[[Parts], Any]) -> list[An
 
 def error_in_parts(drawn: DrawnLayer) -> float | None:
     """The largest difference of output, input gradient and parameter gradients between a layer computed whole
-    and in parts, relative to the largest number of each (or 1); None where the layer refuses the image."""
+    and in parts, relative to the largest number of each, but at least 1; None where the layer does not fit
+    the image or the image the parts."""
     tensors = [t.clone().requires_grad_() for t in (drawn.image, *drawn.parameters)]
     try:
         expected = drawn.layer(*tensors)
@@ -188,7 +189,7 @@ def _norm(rng: np.random.Generator, channels: int) -> Drawn:
 
 
 def _layer_norm(rng: np.random.Generator, channels: int) -> Drawn:
-    return "rows and columns", lambda x: functional.layer_norm(x, list(x.shape[1:])), ()
+    return "channels, rows and columns", lambda x: functional.layer_norm(x, list(x.shape[1:])), ()
 
 
 def _resize(rng: np.random.Generator, channels: int) -> Drawn:

@@ -66,7 +66,8 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     the same seed of which one at least reached the target; ``choice_over_best``: the choice's over those of
     the search's best configuration. None where no such pair is left, or the median is infinite. The worst of
     each over the recipes is also given; None if any is None. ``unfinished``: number of the runs from which
-    the plan was made that missed the target.
+    the plan was made that missed the target. Raises Refusal unless each recipe has a target, which it reaches
+    by itself.
     """
     if len(plan.recipes) != len(plan.targets):
         raise Refusal(

@@ -139,7 +139,8 @@ def dpsvi(
 
 
 def cases(plan: SpeedupPlan, rule: str) -> Iterator[SpeedupCase]:
-    """Under ``average``, M is nW: as rho is 1 / nW, a larger M would move v further than the nodes did."""
+    """Under ``average``, M is nW: as rho is 1 / nW, a larger M would move the master's v further than the
+    nodes moved."""
 
     def batch(workers: int, M: int) -> int:
         return M if rule == "paper" else workers
@@ -257,9 +258,9 @@ def _row(
 def sparse(plan: SpeedupPlan, world: CorpusWorld, log: Log) -> list[dict[str, Any]]:
     """Perplexities with pushes of rows and of whole vectors under the same schedule, 4 workers, M = 4.
 
-    A dense push shrinks the v that was pulled, which may be some folds old: with long steps counts become
-    negative and are read as 0. ``sparse`` shrinks the same v and refuses such steps (None); ``present``
-    shrinks the present v.
+    A dense push shrinks the master's v as it was pulled, perhaps several folds before: with long steps counts
+    in v become negative and are read as 0. ``sparse`` shrinks the same v and refuses such steps (None);
+    ``present`` shrinks the present v.
     """
     rows = []
     every = plan.sparse_documents // plan.sparse_looks

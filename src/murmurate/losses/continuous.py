@@ -1,7 +1,8 @@
 """Losses for vector actions: twin critics, deterministic policies and squashed Gaussian policies.
 
 Gradients are computed in closed form, because recording an update of two small critics for autograd would be
-a good part of its time. The tests compare these gradients with autograd's.
+a good part of its time. The tests compare these gradients with autograd's. All functions raise ValueError on
+a wrong rank or shape.
 """
 
 from __future__ import annotations

@@ -73,17 +73,15 @@ class Recorder:
         Values are numbers, strings, None, tensors or arrays of any shape, or lists and dicts of these. A
         value that is not finite is written as null, with its key under ``not_finite``. ``env_steps`` and
         ``updates`` default to those of the previous record. Raises ``RunFailed`` when the line cannot be
-        written.
+        written, TypeError for another value, and ValueError after ``close``.
         """
         if self._descriptor < 0:
             raise ValueError(f"the recorder of {self.path} is closed")
         for key in ("env_steps", "updates"):
             if metrics.get(key) is not None:
                 self._latest[key] = int(metrics[key])
-        line = encode_line(
-            {"time_seconds": round(self.seconds, 6)},
-            {**metrics, **self._latest, "replica": self.replica},
-        )
+        fields = {"time_seconds": 0.0, **metrics, **self._latest, "replica": self.replica}
+        line = _encoded(fields | {"time_seconds": round(self.seconds, 6)})
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
@@ -101,15 +99,12 @@ class Recorder:
             self._descriptor = -1
 
 
-def encode_line(first: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:
-    """One record as a line of JSON, ``first`` before ``rest``. Raises TypeError for a non-JSON value."""
+def _encoded(fields: Mapping[str, Any]) -> bytes:
+    """One record as a line of JSON."""
     not_finite: list[str] = []
-    line: dict[str, Any] = dict(first)
-    for key, value in rest.items():
-        if key in first:
-            continue
-        plain, finite = _plain(value)
-        line[key] = plain
+    line: dict[str, Any] = {}
+    for key, value in fields.items():
+        line[key], finite = _plain(value)
         if not finite:
             not_finite.append(key)
     if not_finite:

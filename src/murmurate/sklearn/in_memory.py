@@ -74,12 +74,12 @@ class Passes:
         return self.model.build(Context(spec, replicate, self.seed, examples=corpus), start)
 
     def run(self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None = None) -> Learned:
-        """Train: a single replica in this process, several in processes of their own.
+        """Train: a single replica in this process; several, or one with a centre, in processes of their own.
 
         The processes import the calling script again, so the script must have its work under
         ``if __name__ == "__main__"``.
         Raises Refusal for a strategy that does not allow so many replicas, or whose steps could reduce lambda
-        to 0, and RunFailed if all replicas died.
+        to 0, and RunFailed if a replica raised an error, or all died.
         """
         strategy = self.model.adapted(strategy)
         strategy.check(replicas, shrinks=self.model.eta(0))

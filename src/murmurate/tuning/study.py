@@ -17,6 +17,7 @@ from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, set_aside
 from murmurate.tuning import run_process
+from murmurate.tuning.drawings import short_word
 from murmurate.tuning.objective import Objective, Progress
 from murmurate.tuning.page import write_page
 from murmurate.tuning.run_process import INTERRUPTED, HeldRun, Running, RunProcess
@@ -34,8 +35,8 @@ class Study:
     run: the trials' run, before the searched fields are set. words: ``train`` and its arguments, as in the
     command that would train ``run``. options: options that only ``murmurate tune`` has, for the command that
     continues the study. folder: holds ``study.json``, ``study.db``, ``trial-<n>/`` (a run folder) and
-    ``trial-<n>.log`` of each trial, and ``report.html``. with_options: a run with options of ``murmurate
-    train``. trials: number of trials, those of earlier commands included. minutes: after which no trial is
+    ``trial-<n>.log`` of each trial, and ``report.html``. with_options: sets options of ``murmurate train`` in
+    a run. trials: number of trials, those of earlier commands included. minutes: after which no trial is
     started. jobs: number of trials at once.
     """
 
@@ -56,7 +57,8 @@ class Study:
 
     def tune(self) -> int:
         """Train trials to the end of the study, print the best setting and write the page. Returns the exit
-        code. Raises Refusal, with nothing changed; RunFailed if no trial finishes."""
+        code. Raises Refusal for a folder, sampler or pruner that cannot be used; MissingExtra without Optuna;
+        RunFailed if no trial finishes, or none has the objective's figure."""
         self._claim()
         self._trials = self._opened()
         self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
@@ -80,7 +82,7 @@ class Study:
 
     def _claim(self) -> None:
         """Write ``study.json``. Raises Refusal if the folder holds anything but this study, or it with
-        another objective where a trial has finished or is trained by another process."""
+        another objective where a trial has finished, was pruned or is trained by another process."""
         path = self.folder / FILE
         settings = {
             "run": plain(self.run),
@@ -154,7 +156,7 @@ class Study:
 
     def _ended(self, trial: _Trial, code: int) -> None:
         held, name = trial.held, f"trial {trial.held.number}"
-        values = ", ".join(f"{key} {_short(value)}" for key, value in held.trial.params.items())
+        values = ", ".join(f"{key} {short_word(value)}" for key, value in held.trial.params.items())
         try:
             # a run that has finished may still be ended by a signal, before its process has gone
             if code == 0 or run_process.has_finished(trial.folder):
@@ -169,7 +171,7 @@ class Study:
                 self._trials.pruned(held)
                 self.say(f"{name}: pruned ({values})")
             elif trial.foreign or code in (INTERRUPTED, run_process.TERMINATED):
-                pass  # the trial stays unfinished, and the next command continues it
+                pass  # the trial stays unfinished; this command goes on with it, or the next one
             else:
                 self._fail(held, _last_line(trial.folder.with_suffix(".log")) or f"exit code {code}")
         finally:
@@ -193,15 +195,14 @@ class Study:
         best, values = self._trials.best(), self._trials.values()
         if best is None:
             raise RunFailed("No trial of the study has finished. See the .log files in " + str(self.folder))
-        counts = [trial.state.name for trial in self._trials.all()]
-        ends = ((name.lower(), counts.count(name)) for name in ("COMPLETE", "PRUNED", "FAIL"))
-        self.say(", ".join(f"{count} {_ENDS[name]}" for name, count in ends if count))
+        ends = [trial.state.name for trial in self._trials.all()]
+        self.say(", ".join(f"{ends.count(name)} {text}" for name, text in _ENDS.items() if name in ends))
         self.say(
             f"Best: {self.objective.name} {number_text(best.value)}, trial {best.number} "
             f"(median of the finished trials {number_text(statistics.median(values))})"
         )
         for name, value in best.params.items():
-            self.say(f"  {name} {_short(value)}")
+            self.say(f"  {name} {short_word(value)}")
         page, train = rewrite_page(self.folder)
         self.say(f"The study's page: {page}")
         self.say(f"To train with it: {train}")
@@ -238,11 +239,7 @@ class _Trial:
     foreign: bool = False
 
 
-_ENDS = {"complete": "trials finished", "pruned": "pruned", "fail": "failed"}
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+_ENDS = {"COMPLETE": "trials finished", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 def _last_line(log: Path) -> str:

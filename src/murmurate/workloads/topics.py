@@ -58,7 +58,7 @@ class Topics:
         return matrix / matrix.sum(0)
 
     def weights(self) -> Tensor:
-        """[K] float64, each topic's share of all words of the training documents."""
+        """[K] float64, each topic's share of the sum of lambda: about its share of the training words."""
         total = self.matrix.double().sum(0)
         return total / total.sum()
 
@@ -119,7 +119,8 @@ class Topics:
 
         Each token is observed with probability ``observed``; a document's topics are inferred from its
         observed tokens, and a held-out token of word w has probability sum_k E[theta_k] E[beta_kw]. Lower is
-        better; V if nothing was learned. Raises NothingHeldOut if no token is held out.
+        better; V if nothing was learned. Raises NothingHeldOut if no token is held out, and ValueError unless
+        ``observed`` is between 0 and 1.
         """
         random = np.random.default_rng(seed)
         share, expected = self.word_shares(), self._expected()
@@ -152,11 +153,12 @@ class Topics:
 
         prior: zeta of ``TopicModel``. documents: size of the corpus of which ``corpus`` is a sample; the
         documents' terms are scaled up to it (scikit-learn's ``total_samples`` and ``sub_sampling``, gensim's
-        ``subsample_ratio``). None: ``corpus`` is no sample.
+        ``subsample_ratio``). None: ``corpus`` is no sample. Raises ValueError for a corpus without a token.
         """
+        tokens = _tokens(corpus)
         scale = 1.0 if documents is None else documents / len(corpus)
         bound = scale * self.document_bound(corpus) + self.topic_bound(prior)
-        return _perplexity(-bound / (scale * _tokens(corpus)))
+        return _perplexity(-bound / (scale * tokens))
 
     def document_bound(self, corpus: Corpus | RemappedCorpus) -> float:
         """The sum of the documents' terms of the evidence lower bound."""
@@ -186,7 +188,8 @@ class Topics:
         return torch.digamma(x) - torch.digamma(x.sum(0))
 
     def _expected(self) -> tuple[Tensor, Tensor]:
-        """(exp E[log beta] [V, W], alpha [W]), arguments of ``fold_in``; W is K, padded to ``width_for``."""
+        """(exp E[log beta] [V, W], up to a factor for each word; alpha [W]), arguments of ``fold_in``; W is
+        ``width_for`` K topics."""
         width = width_for(self.count)
         x = torch.zeros(len(self.matrix), width)
         x[:, : self.count] = self.matrix
@@ -257,7 +260,7 @@ def split_tokens(corpus: Corpus, observed: float, seed: int | np.random.Generato
     """Put each token into the first corpus with probability ``observed``, else into the second.
 
     Splitting consecutive parts of a corpus with the same random generator gives the same result as splitting
-    the whole corpus.
+    the whole corpus. Raises ValueError unless ``observed`` is between 0 and 1.
     """
     if not 0 < observed < 1:
         raise ValueError(f"observed is {observed}; it must lie between 0 and 1")

@@ -86,7 +86,8 @@ class Settings:
     """What a server is opened with.
 
     game: "module:Class" of a ``Game``, made with ``options``; its import must not import torch.
-    first: number of the first game, for messages. frame: shape of a frame. dtype: dtype of frames, uint8 or
+    name: of the world, for messages. size: number of games. first: number of the first game, for messages.
+    frame: shape of a frame. dtype: dtype of frames, uint8 or
     float32.
     action: shape of an action; () where it is a number.
     screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
@@ -311,7 +312,7 @@ class _Server:
         self._action = settings.action
         self._slots = [_Slot(settings, self._shared, b) for b in range(settings.size)]
         self._threads = min(settings.threads, settings.size)
-        self._pool = ThreadPoolExecutor(self._threads)  # some games accept only the thread that made them
+        self._pool = ThreadPoolExecutor(self._threads)  # even for one: some games accept only their maker
 
     def answer(self, kind: bytes, payload: bytes) -> bytes:
         """Do what is asked. Returns a pickled answer: states for SAVE, else messages about replaced games."""
@@ -381,7 +382,7 @@ def main() -> None:
             except RuntimeError as problem:
                 send(connection, FAILED, str(problem).encode())
             except (LookupError, TypeError, ValueError) as problem:
-                # raised by LOAD for a state that does not fit the games
+                # such as by LOAD for a state that does not fit the games
                 send(connection, FAILED, f"{type(problem).__name__}: {problem}".encode())
     except (EOFError, ConnectionError):
         pass
