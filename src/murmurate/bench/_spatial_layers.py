@@ -177,10 +177,8 @@ def _adaptive(rng: np.random.Generator, channels: int) -> Drawn:
 
 
 def _norm(rng: np.random.Generator, channels: int) -> Drawn:
-    kind, parameters = (
-        str(rng.choice(["batch", "group", "instance"])),
-        (_normal(rng, channels), _normal(rng, channels)),
-    )
+    kind = str(rng.choice(["batch", "group", "instance"]))
+    parameters = _normal(rng, channels), _normal(rng, channels)
     if kind == "batch":
         return kind, lambda x, w, b: functional.batch_norm(x, None, None, w, b, True), parameters
     if kind == "group":
