@@ -108,3 +108,6 @@ class Drifting(gymnasium.Env):  # type: ignore[type-arg]
             seen = {"nan": np.full(2, np.nan), "short": np.zeros(1)}.get(self._how, seen)
             reward = float("nan") if self._how == "nan reward" else reward
         return seen, reward, False, self._steps == 4, {"success": True}
+
+    def render(self):
+        raise AttributeError("no screen")

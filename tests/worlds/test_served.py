@@ -196,6 +196,13 @@ def test_what_fails_again_and_again_ends_the_run_by_name(opened: Callable[..., A
         keep_playing(games, 7)
 
 
+def test_a_server_that_an_error_ends_says_so_by_its_exit_code(
+    vectors: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(RunFailed, match="ended with code 1, 4 times in a row"):
+        vectors("works", tmp_path, screen=(4, 6, 3)).reset(5)
+
+
 def test_now_and_then_is_not_again_and_again(opened: Callable[..., Any]) -> None:
     games = opened(1)
     games.reset(0)

@@ -317,13 +317,7 @@ class _Server:
     def answer(self, kind: bytes, payload: bytes) -> bytes:
         """Do what is asked. Returns a pickled answer: states for SAVE, else messages about replaced games."""
         if kind == SAVE:
-            saved: list[Any] = [None] * len(self._slots)
-
-            def save(slot: _Slot, index: int) -> None:
-                saved[index] = slot.save()
-
-            self._call_all(save, range(len(saved)))
-            return pickle.dumps(saved)
+            return pickle.dumps(self._call_all(lambda slot, _: slot.save(), self._slots))
         if kind == STEP and self._action:
             self._call_all(_Slot.step, list(np.frombuffer(payload, np.float32).reshape(-1, *self._action)))
         elif kind == STEP:
@@ -345,14 +339,15 @@ class _Server:
         for slot in self._slots:
             slot.close()
 
-    def _call_all(self, call: Callable[[_Slot, Any], None], values: Sequence[Any]) -> None:
-        """Run ``call(slot, value)`` for each slot; each idle thread takes the next slot."""
+    def _call_all(self, call: Callable[[_Slot, Any], Any], values: Sequence[Any]) -> list[Any]:
+        """The results of ``call(slot, value)`` for each slot; each idle thread takes the next slot."""
         # the threads share this iterator: ``next`` of a list's iterator is atomic
-        calls = iter(list(zip(self._slots, values, strict=True)))
+        calls = iter(list(enumerate(zip(self._slots, values, strict=True))))
+        results: list[Any] = [None] * len(self._slots)
 
         def work() -> None:
-            for slot, value in calls:
-                call(slot, value)
+            for index, (slot, value) in calls:
+                results[index] = call(slot, value)
 
         pending: set[Future[None]] = {self._pool.submit(work) for _ in range(self._threads)}
         while pending:
@@ -361,6 +356,7 @@ class _Server:
                 future.result()
             if sum(slot.kill_if_hung() for slot in self._slots):  # not any(), which would skip slots
                 os._exit(4)  # this call cannot be ended: the other process starts another server
+        return results
 
 
 def main() -> None:
@@ -370,6 +366,7 @@ def main() -> None:
     kind, payload = receive(connection)
     settings: Settings = pickle.loads(payload)
     server: _Server | None = None
+    code = 0
     os.chdir(settings.folder or ".")
     try:
         server = _Server(settings)
@@ -388,11 +385,12 @@ def main() -> None:
         pass
     except BaseException:
         traceback.print_exc()
+        code = 1
     finally:
         if server is not None:
             server.close()
         shutil.rmtree(settings.folder, ignore_errors=True)
-        os._exit(0)  # threads may still wait for a game that does not end
+        os._exit(code)  # threads may still wait for a game that does not end
 
 
 if __name__ == "__main__":
