@@ -44,7 +44,7 @@ def in_parts(grid: tuple[int, int], function: Callable[[Parts], Any]) -> list[An
 def error_in_parts(drawn: DrawnLayer) -> float | None:
     """The largest difference of output, input gradient and parameter gradients between a layer computed whole
     and in parts, relative to the largest number of each, but at least 1; None where the layer does not fit
-    the image or the image the parts."""
+    the image, or the parts cannot share it."""
     tensors = [t.clone().requires_grad_() for t in (drawn.image, *drawn.parameters)]
     try:
         expected = drawn.layer(*tensors)
