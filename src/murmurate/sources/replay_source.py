@@ -269,7 +269,7 @@ class ReplaySource:
             action = self.policy.act(observation, groups.memory[g], first, groups.generator)
             if self._sampler.played < self._random_env_steps:
                 random = random_actions(groups.spec, len(observation), groups.generator)
-                action = action._replace(action=random, action_value=None, greedy_value=None)
+                action = action._replace(action=random)
         return action
 
     def _start(self) -> None:
