@@ -11,7 +11,7 @@ from murmurate.agents.arm import ARM, ARMAgent
 from murmurate.losses.regret import regret_matching
 from murmurate.replay.interface import Steps
 from murmurate.replay.sequences import Trajectories
-from murmurate.replica.vector import Replica
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec, SequenceSample
 
@@ -106,6 +106,24 @@ def test_an_iteration_begins_with_new_env_steps() -> None:
         )
         assert torch.equal(torch.cat([x.flatten() for x in made.previous.net.parameters()]), start)
     assert made.iterations == 3
+
+
+def test_an_iteration_that_begins_within_a_round_copies_the_nets_at_its_end() -> None:
+    """H = 3, iterations of 4 updates. Within a round replicas differ, and so would their targets."""
+    made = agent(importance_clip=1.0)
+    made.replica.exchange = lambda replica: (
+        replica.update(),
+        Exchange(replica.clock // 3, 2, replica.clock % 3),
+    )[1]
+    copied = []
+    for update in range(12):
+        before = made.previous.net.value_head.weight.clone()
+        made.learn(Batch(sample(made, seed=update), env_steps=100 if update % 4 == 0 else 0))
+        if not torch.equal(before, made.previous.net.value_head.weight):
+            copied.append(update)
+            for net in (made.previous.net, made.target.net):
+                assert torch.equal(net.value_head.weight, made.net.value_head.weight)
+    assert copied == [5, 8]
 
 
 def test_evaluation_draws_from_the_policy_unless_it_is_asked_to_be_greedy() -> None:

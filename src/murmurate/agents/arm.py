@@ -140,6 +140,7 @@ class ARMAgent(OneReplica):
         off_policy = config.importance_clip is not None
         # the net of the previous iteration, theta_{t-1} and omega_{t-1}, which defines pi_t
         self.previous = TargetNetwork(self.net, every=0) if off_policy else None
+        self._followers = (self.target,) if self.previous is None else (self.target, self.previous)
         self.iterations = 0
 
     @torch.no_grad()
@@ -180,7 +181,8 @@ class ARMAgent(OneReplica):
         loss = 0.5 * (value_error.square() + cumulative_error.square()).mean()
         exchange = self.replica.descend(loss)
         self._update_statistics(data.observation[0])
-        self.target.after_update(exchange.staleness, self.replica.common_rounds)
+        for net in self._followers:
+            net.after_update(exchange.staleness, self.replica.common_rounds)
         advantage = (q_plus - value[:, None]).detach()
         return Outcome(
             {
@@ -199,9 +201,8 @@ class ARMAgent(OneReplica):
 
     def _begin_iteration(self) -> None:
         self.iterations += 1
-        self.target.reset()
-        if self.previous is not None:
-            self.previous.reset()
+        for net in self._followers:
+            net.reset()
 
     @torch.no_grad()
     def _previous_advantage_and_weights(self, data: SequenceSample) -> tuple[Tensor, Tensor | None]:

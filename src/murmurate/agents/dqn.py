@@ -135,8 +135,6 @@ class DQNAgent(OneReplica):
         self.target = TargetNetwork(self.net, every=config.target_every)
         agreed = "agreed" in (config.selector, config.behaviour)
         self.agreed = TargetNetwork(self.net) if agreed else None
-        self._fit_begins = False  # whether the target net of a fit has yet to be copied
-        self._in_round = False  # within a common round replicas have different nets
         self._learns = False  # stays False in actor processes, whose net has the published parameters
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
         self._lowest_simulator: int | None = None  # the lowest number assigned so far
@@ -198,18 +196,14 @@ class DQNAgent(OneReplica):
     def learn(self, batch: Batch) -> Outcome:
         self._learns = True
         data: Sample = batch.data
-        if self.config.target_every == 0 and batch.env_steps:
-            self._fit_begins = True
-        if self._fit_begins and not self._in_round:
-            self.target.move()
-            self._fit_begins = False
+        if self.config.target_every == 0 and batch.env_steps:  # a fit begins
+            self.target.reset()
         with torch.no_grad():
             next_observation = self.net.preprocess(data.next_observation)
             q_t, q_t_selector = self.target(next_observation), self._selector_values(next_observation)
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)
         exchange = self.replica.descend(step.loss)
-        self._in_round = self.replica.common_rounds and exchange.staleness > 0
         self._update_statistics(data.observation)
         for target in (self.target, self.agreed):
             if target is not None:
@@ -238,13 +232,10 @@ class DQNAgent(OneReplica):
     def state(self) -> dict[str, Any]:
         target = self.target.state()
         agreed = {} if self.agreed is None else {"agreed": self.agreed.state()["net"]}
-        fit = {"fit_begins": int(self._fit_begins), "in_round": int(self._in_round)}
-        return {"target": target["net"], **agreed, "since": target["since"], **fit}
+        return {"target": target.pop("net"), **agreed, **target}
 
     def load(self, state: dict[str, Any]) -> None:
         self._learns = True
-        self.target.load({"net": state["target"], "since": state["since"]})
+        self.target.load({**state, "net": state["target"]})
         if self.agreed is not None:
             self.agreed.load({"net": state["agreed"], "since": 0})
-        # both are missing in older checkpoints
-        self._fit_begins, self._in_round = bool(state.get("fit_begins", 0)), bool(state.get("in_round", 0))

@@ -19,7 +19,7 @@ class TargetNetwork(Generic[Net]):
     section 5.2), and then by as much as the moves that were due go together. For a move after every F rounds
     of H updates, ``every`` is F x H.
 
-    every: updates of this replica between two moves; 0: it moves only when ``move`` is called.
+    every: updates of this replica between two moves; 0: it moves only by ``reset``.
     polyak: the share of the way to ``net`` that a move goes: 1 copies the net (Mnih et al. 2015); a small
         share, such as 0.005, makes a moving average (Lillicrap et al. 2016).
 
@@ -34,6 +34,8 @@ class TargetNetwork(Generic[Net]):
         self.source, self.every, self.polyak = net, every, polyak
         self.net: Net = copy.deepcopy(net).requires_grad_(False)
         self.since = 0  # updates since the last move
+        self.reset_due = False  # at the end of the round
+        self.in_round = False  # within a common round replicas have different nets
         # lists, as walking through the modules takes as long as the move; a replica may move the parameters'
         # memory, but never replaces the parameters
         self._source_parameters: list[Tensor] = list(net.parameters())
@@ -49,30 +51,29 @@ class TargetNetwork(Generic[Net]):
         values: Tensor = self.net(observation)
         return values
 
-    def after_update(self, staleness: int, common_rounds: bool) -> bool:
-        """Count an update of this replica, and move if a move is due; returns whether it moved.
+    def after_update(self, staleness: int, common_rounds: bool) -> None:
+        """Count an update of this replica, and move if a move is due.
 
         staleness: staleness of the update's ``Exchange``; 0 ends a round. common_rounds: the replica's.
         """
         self.since += 1
-        if common_rounds and staleness:
-            return False
-        if not 0 < self.every <= self.since:
-            return False
-        moves = self.since // self.every  # more than one where a round is longer
-        self._blend(self.polyak if moves == 1 else 1 - (1 - self.polyak) ** moves)
-        # a moving average keeps its pace over rounds of any length; copies are a round's end or more apart
-        self.since = 0 if self.polyak == 1 else self.since % self.every
-        return True
-
-    def move(self) -> None:
-        """Move towards the net now. Buffers are copied."""
-        self._blend(self.polyak)
+        self.in_round = common_rounds and staleness > 0
+        if self.in_round:
+            return
+        if self.reset_due:
+            self.reset()
+        elif 0 < self.every <= self.since:
+            moves = self.since // self.every  # more than one where a round is longer
+            self._blend(self.polyak if moves == 1 else 1 - (1 - self.polyak) ** moves)
+            # a moving average keeps its pace over rounds of any length; copies are a round's end or more apart
+            self.since = 0 if self.polyak == 1 else self.since % self.every
 
     def reset(self) -> None:
-        """Copy the net now, whatever ``polyak`` is."""
-        self._blend(1.0)
-        self.since = 0
+        """Copy the net, whatever ``polyak`` is: now, or within a common round at its end."""
+        self.reset_due = self.in_round
+        if not self.in_round:
+            self._blend(1.0)
+            self.since = 0
 
     @torch.no_grad()
     def _blend(self, share: float) -> None:
@@ -90,8 +91,9 @@ class TargetNetwork(Generic[Net]):
                 buffer.copy_(new_buffer)
 
     def state(self) -> dict[str, Any]:
-        exact = [exact for _, exact in self._rounded]
-        return {"net": dict(self.net.state_dict()), "since": self.since, "exact": exact}
+        exact = [exact for _, exact in self._rounded] if self.polyak < 1 else []
+        rounds = {"in_round": int(self.in_round), "reset_due": int(self.reset_due)}
+        return {"net": dict(self.net.state_dict()), "since": self.since, "exact": exact, **rounds}
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
@@ -102,3 +104,5 @@ class TargetNetwork(Generic[Net]):
             for (_, exact), saved in zip(self._rounded, state["exact"], strict=True):
                 exact.copy_(saved)
         self.since = int(state["since"])
+        # both are missing in older checkpoints
+        self.in_round, self.reset_due = bool(state.get("in_round")), bool(state.get("reset_due"))
