@@ -302,6 +302,25 @@ def test_an_evaluation_that_fails_is_an_event_and_the_run_goes_on(tmp_path: Path
     timed.coordinator.close()
 
 
+def test_a_folder_that_moves_during_an_evaluation_keeps_the_best_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(tmp_path / "run", evaluate_every_env_steps=100)
+    evaluator, begun = timed.coordinator.evaluator, list[Snapshot]()
+    monkeypatch.setattr(evaluator, "begin", begun.append)
+    timed.run_state.advance(0, 120, 6)
+    timed.coordinator.poll()
+    timed.save()
+    (snapshot,) = begun
+    moved = (tmp_path / "run").rename(tmp_path / "elsewhere")
+    ended = Evaluated(snapshot, 1.0, {"eval_return_mean": 9.0, "episodes": 2})
+    monkeypatch.setattr(evaluator, "poll", lambda: ended)
+    timed.coordinator.poll()
+    assert checkpoint.read_manifest(moved / "checkpoints" / "best")["score"] == 9.0
+    assert list((moved / "checkpoints").glob(".staging*")) == []
+    timed.coordinator.close()
+
+
 def test_an_evaluation_that_hangs_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
 ) -> None:

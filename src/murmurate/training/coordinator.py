@@ -300,8 +300,7 @@ class Coordinator:
 
     def _commit(self, name: str) -> None:
         self._read_records()
-        mean = self.return_mean()
-        fields = self._manifest_fields(name)
+        mean, fields = self.return_mean(), self._manifest_fields(name)
         checkpoint.commit(self.checkpoints, staging(self.folder, name), fields)
         is_better = mean > self.best
         self.best = mean if is_better else self.best  # unchanged if the mean is NaN
@@ -355,7 +354,8 @@ class Coordinator:
         self.evaluator.close()
 
     def _take_evaluation(self, ended: Evaluated | None) -> None:
-        """Record an evaluation that has ended; its snapshot may be the best so far."""
+        """Record an evaluation that has ended; its snapshot, which may have been moved with the run folder,
+        may be the best so far."""
         if ended is None:
             return
         at = f"{ended.snapshot.env_steps:,} {self.run.unit}"
@@ -365,14 +365,14 @@ class Coordinator:
             )
         else:
             self._record_evaluation(ended, at)
-        shutil.rmtree(ended.snapshot.folder, ignore_errors=True)
+        shutil.rmtree(staging(self.folder, "evaluated"), ignore_errors=True)
 
     def _record_evaluation(self, ended: Evaluated, at: str) -> None:
         self.recorder.record(ended.record(self.run.evaluation.sentence(ended.figures), at))
         self.evaluated_env_steps = ended.snapshot.env_steps
         if (value := score(self.run, ended.figures)) > self.best_score:
             self.best_score = value
-            checkpoint.keep_as_best(self.checkpoints, ended.snapshot.folder, score=value)
+            checkpoint.keep_as_best(self.checkpoints, staging(self.folder, "evaluated"), score=value)
 
     def _clear_staging(self) -> None:
         for leftover in self.checkpoints.glob(".staging-*"):
