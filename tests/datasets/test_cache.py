@@ -275,6 +275,15 @@ def test_a_place_that_cannot_be_written_names_the_option(source):
     assert len(list(path.parent.iterdir())) == 1
 
 
+def test_an_error_without_a_number_keeps_its_words(source, monkeypatch):
+    def save(*arguments):
+        raise OSError("24 requested and 8 written")  # numpy's, on a full disk
+
+    monkeypatch.setattr(_cache.np, "save", save)
+    with pytest.raises(Refusal, match="cannot be written: 24 requested and 8 written"):
+        read(source[0])
+
+
 def test_a_refused_conversion_leaves_nothing(source):
     path, _ = source
     path.write_text(path.read_text() + "1 1 x\n")

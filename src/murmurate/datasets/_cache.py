@@ -105,8 +105,8 @@ def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Convert
     except OSError as error:
         if _load(cache, key) is None:
             raise Refusal(
-                f"{cache} cannot be written: {error.strerror}. A corpus is converted once to a folder of "
-                "arrays; give it another folder with --cache."
+                f"{cache} cannot be written: {error.strerror or error}. A corpus is converted once to a folder "
+                "of arrays; give it another folder with --cache."
             ) from error
     finally:
         for folder in (fresh, old):
