@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -282,6 +283,19 @@ def test_an_error_without_a_number_keeps_its_words(source, monkeypatch):
     monkeypatch.setattr(_cache.np, "save", save)
     with pytest.raises(Refusal, match="cannot be written: 24 requested and 8 written"):
         read(source[0])
+
+
+def test_a_source_that_may_not_be_read_is_refused(source, monkeypatch):
+    opened = os.open
+
+    def denied(path, *arguments, **options):
+        if path == source[0]:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(_cache.os, "open", denied)
+    with pytest.raises(Refusal, match=r"docword\.x\.txt cannot be read: Permission denied"):
+        read(source[0], kind="uci")
 
 
 def test_a_refused_conversion_leaves_nothing(source):

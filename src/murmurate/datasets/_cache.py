@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._record_errors import Skipped
+from murmurate.datasets._record_errors import Skipped, refuse_unreadable
 from murmurate.datasets._text_files import files_of
 from murmurate.datasets.corpus import Corpus
 from murmurate.errors import Refusal
@@ -71,7 +71,7 @@ def fetch(
 
     key: identifies the source and the options; a cache with another key is stale. ``convert`` fills an empty
     folder, which replaces the cache atomically. Of several processes, one converts and the others wait.
-    Raises Refusal if the cache cannot be written.
+    Raises Refusal if the source cannot be read, or the cache cannot be written.
     """
     key = {"version": _VERSION, **key}
     loaded = _load(cache, key)
@@ -105,8 +105,8 @@ def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Convert
     except OSError as error:
         if _load(cache, key) is None:
             raise Refusal(
-                f"{cache} cannot be written: {error.strerror or error}. A corpus is converted once to a folder "
-                "of arrays; give it another folder with --cache."
+                f"{cache} cannot be written: {error.strerror or error}. A corpus is converted once to a "
+                "folder of arrays; give it another folder with --cache."
             ) from error
     finally:
         for folder in (fresh, old):
@@ -161,7 +161,8 @@ def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
 def _locked(source: Path) -> Iterator[bool]:
     """Lock a source, so that one process at a time converts it. The kernel releases the lock of a process
     that dies. Yields whether the lock was taken: some file systems have no locks."""
-    descriptor = os.open(source, os.O_RDONLY)
+    with refuse_unreadable(source):
+        descriptor = os.open(source, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
