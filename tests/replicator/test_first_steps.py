@@ -114,3 +114,16 @@ def test_a_hash_depends_on_values_types_and_shapes_and_not_on_where_they_are():
     assert len({hash_of(batch) for batch in batches}) == len(batches)
     assert hash_of([x, object()]) == hash_of([x.clone(), object()]), "an address is no content"
     assert hash_of(x.view(3, 4).T) == hash_of(x.view(3, 4).T.contiguous())
+
+
+def test_arrays_that_torch_cannot_hold_are_hashed_or_left_out():
+    big = np.arange(3, dtype=">f4")
+    assert hash_of(big) == hash_of(big.copy()) != hash_of(big + 1)
+    names = np.array(["a", "b"])
+    assert hash_of(names) == hash_of(names.copy()) != hash_of(names[::-1])
+    assert hash_of(np.zeros(3, np.longdouble)) == hash_of(np.ones(3, np.longdouble))
+    read_only = np.arange(3.0)
+    read_only.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert hash_of(read_only) == hash_of(np.arange(3.0))

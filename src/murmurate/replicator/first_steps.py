@@ -114,17 +114,22 @@ class FirstSteps:
 
 
 def hash_of(batch: Any) -> float:
-    """A hash of the shapes, dtypes and some values of all leaves: a whole number of 1 or more, exact in
-    float64."""
+    """A hash of the strings and numbers, and of the shapes, dtypes and some values of the tensors and arrays,
+    in a nested ``batch``; other leaves are ignored. A whole number of 1 or more, exact in float64."""
     digest = hashlib.blake2b(digest_size=6)
     for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject is False and leaf.dtype.kind in "biufc":
-            leaf = torch.from_numpy(np.ascontiguousarray(leaf))
-        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-            values = leaf.detach().reshape(-1)
+        # long doubles are padded with arbitrary bytes
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufcSUmM" and leaf.dtype.char not in "gG":
+            digest.update(repr((leaf.shape, leaf.dtype)).encode())
+            digest.update(_sampled(leaf.reshape(-1)).tobytes())
+        elif isinstance(leaf, Tensor) and leaf.layout == torch.strided:
             digest.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
-            sample = values[:: max(1, len(values) // _HASHED_VALUES)]
-            digest.update(as_bytes(sample).numpy().tobytes())
+            digest.update(as_bytes(_sampled(leaf.detach().reshape(-1))).numpy().tobytes())
         elif isinstance(leaf, str | bytes | int | float):
             digest.update(repr(leaf).encode())
     return 1.0 + int.from_bytes(digest.digest(), "little")
+
+
+def _sampled(values: Any) -> Any:
+    """Some of the values [N], evenly chosen."""
+    return values[:: max(1, len(values) // _HASHED_VALUES)]
