@@ -9,6 +9,7 @@ from murmurate.bench._jin_figure import Curve
 from murmurate.bench._result import progress_log
 from murmurate.bench._simulated_images import NetCosts
 from murmurate.errors import Refusal
+from murmurate.ranges import check_ranges
 from pictures import write_fashion
 
 QUIET = progress_log(True)
@@ -24,6 +25,11 @@ def test_weak_scaling_is_that_of_the_network():
     assert rows[0]["speed_up"] == 1
     assert rows[1]["update_seconds"] == pytest.approx(0.2, rel=0.01)
     assert rows[1]["efficiency"] == pytest.approx(0.5, rel=0.01)
+
+
+def test_steps_that_take_no_time_are_refused():
+    with pytest.raises(Refusal, match="slower"):
+        check_ranges(replicator_scaling.ScalingPlan(slower=0.0))
 
 
 def test_jins_comparison_is_computed_once(tmp_path):

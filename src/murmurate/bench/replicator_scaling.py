@@ -11,7 +11,7 @@ from typing import Any
 from murmurate.bench import _simulated, _simulated_images
 from murmurate.bench._result import Log
 from murmurate.bench._simulated_images import NetCosts
-from murmurate.ranges import NonNegativeFloat, PositiveInt
+from murmurate.ranges import PositiveFloat, PositiveInt
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
 from murmurate.workloads.image_classifier import Net
@@ -41,7 +41,7 @@ class ScalingPlan:
     side: PositiveInt = 224
     batch: PositiveInt = 4
     measured_steps: PositiveInt = 5
-    slower: NonNegativeFloat = 1.0
+    slower: PositiveFloat = 1.0
     gloo_rounds: PositiveInt = 5
     network: str = ""
     members: tuple[PositiveInt, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
