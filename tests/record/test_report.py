@@ -302,6 +302,16 @@ def test_virtual_seconds_are_the_axis_of_a_simulated_run(tmp_path: Path) -> None
     assert "virtual or wall time (minutes)" in [t.text for t in mixed.iter("text")]
 
 
+def test_runs_that_exchange_nothing_have_no_figure_by_bytes(tmp_path: Path) -> None:
+    none = frozenset({"bytes_exchanged"})
+    for name in ("a", "b"):
+        write_run(tmp_path / name, recipe=name, replicas=1, seconds=60, dead=None, leave_out=none)
+    page = page_of(tmp_path / "a", tmp_path / "b")
+    assert "return by bytes" not in svgs_of(page)
+    assert "all replicas together and against time." in words_of(page)
+    assert "against the bytes" not in words_of(page)
+
+
 def test_rounding_is_no_disagreement(tmp_path: Path) -> None:
     for name, scale in (("a", 1.0), ("b", 1e-5)):
         write_run(tmp_path / name, seconds=60, strategy={"name": name}, dead=None)

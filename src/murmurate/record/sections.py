@@ -114,7 +114,7 @@ def returns(groups: Sequence[RunGroup]) -> Section:
         notes.append(
             f"Not drawn against bytes: {', '.join(silent)}, which exchanged no message while learning."
         )
-    text += ", against time, and against the bytes exchanged."
+    text += ", against time, and against the bytes exchanged." if exchanging else " and against time."
     return Section(_RETURNS, text, legend(groups), svgs, layout="three", note=" ".join(notes))
 
 
