@@ -151,6 +151,13 @@ def test_one_replica_leaves_sections_out_and_says_why(tmp_path: Path) -> None:
     assert data_of(page)[0]["gradient_cosine"] is None
 
 
+def test_several_replicas_without_staleness_have_peers_all_the_same(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", seconds=60, leave_out=frozenset({"staleness"}))
+    words = words_of(page_of(tmp_path / "run"))
+    assert "The run recorded no staleness." in words
+    assert "nothing can be stale" not in words
+
+
 def test_no_episode_yet_and_no_command(tmp_path: Path) -> None:
     records = [{"time_seconds": 1.0, "replica": 0, "env_steps": 80, "updates": 1}]
     write_records(tmp_path / "run", records, replicas=1, strategy={"name": "solo"})

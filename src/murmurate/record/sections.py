@@ -206,8 +206,10 @@ def staleness(groups: Sequence[RunGroup]) -> Section:
             draw = drawings.histogram(group.staleness_counts, largest, group.index, title)
             svgs.append(svg(draw, 3.2, 2.3, name=f"staleness of {group.label}"))
         return Section("Staleness", f"{text}: share of all updates.", figures=svgs, layout="four")
-    if run.replicas < 2 or not run.has("staleness"):
+    if run.replicas < 2:
         return Section("Staleness", "One replica has no peers, so nothing can be stale.")
+    if not run.has("staleness"):
+        return Section("Staleness", "The run recorded no staleness.")
     svgs = []
     if counts := groups[0].staleness_counts:
         draw = drawings.histogram(counts, max(counts), None, "share of updates, all replicas")
