@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 
 import numpy as np
@@ -119,7 +120,13 @@ def test_another_seed_splits_otherwise():
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
-    [((20, 20), "nothing is left"), ((-1, 0), "-1"), ((0, 1.5), "share"), ((0.9, 0.2), "nothing is left")],
+    [
+        ((20, 20), "nothing is left"),
+        ((-1, 0), "-1"),
+        ((0, 1.5), "share"),
+        ((0, math.inf), "share"),
+        ((0.9, 0.2), "nothing is left"),
+    ],
 )
 def test_invalid_splits(sizes, words):
     with pytest.raises(Refusal, match=words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -62,11 +63,11 @@ def split_indices(
     """Divide the numbers of ``count`` examples at random: (for training, for validation, for the test).
 
     ``validation`` and ``test`` are numbers of examples or, if below 1, shares of all examples. Raises Refusal
-    if no example is left to train on.
+    for any other number, and if no example is left to train on.
     """
     sizes = []
     for name, share in (("validation", validation), ("test", test)):
-        if not share >= 0 or (share >= 1 and share != int(share)):
+        if not 0 <= share < math.inf or (share >= 1 and share != int(share)):
             raise Refusal(f"world.{name} is {share}; give a number of examples, or a share below 1.")
         sizes.append(int(share) if share >= 1 else round(share * count))
     if count - sum(sizes) < 1:
