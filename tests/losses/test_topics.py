@@ -199,6 +199,8 @@ def test_what_the_kernels_cannot_take_is_refused_or_left_to_the_twin(backend):
     x, total = beta[:, :10].clone(), torch.full((10,), 9.0, dtype=torch.float64)
     with pytest.raises(ValueError, match="there is no word 40"):
         expected_topics(x, torch.tensor([40]), total, topics=5, prior=0.1)
+    with pytest.raises(ValueError, match="topics is 17, but a row of x has 16 numbers"):
+        expected_topics(beta, torch.tensor([39]), torch.ones(16).double(), topics=17, prior=0.1)
     row = torch.tensor([3, 1])
     narrow = expected_topics(x, row, total, topics=5, prior=0.1)  # ten are no whole register
     wide = expected_topics(

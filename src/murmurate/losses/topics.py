@@ -72,7 +72,7 @@ def expected_topics(
         [R, W]; the greatest number of a row is 1/2 or more; 0 from column K on.
 
     Raises:
-        ValueError: on a wrong rank, shape or dtype, or a word outside x.
+        ValueError: on a wrong rank, shape or dtype, a word outside x, or more topics than columns.
     """
     check_rank(2, x=x)
     check_rank(1, row=row, total=total)
@@ -81,6 +81,8 @@ def expected_topics(
     if len(row) and not 0 <= int(row.min()) <= int(row.max()) < len(x):
         wrong = int(row.min()) if int(row.min()) < 0 else int(row.max())
         raise ValueError(f"there is no word {wrong}: x has {len(x)} words")
+    if topics > x.shape[1]:
+        raise ValueError(f"topics is {topics}, but a row of x has {x.shape[1]} numbers")
     prior = max(prior, _TINY)
     log_total = torch.digamma(total[:topics])
     if kernels is None or not _fits_kernels(x):
