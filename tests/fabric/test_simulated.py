@@ -306,6 +306,12 @@ def test_members_with_different_models_get_an_error():
         SimulatedFabric(2, 0).run(roles)
 
 
+@pytest.mark.parametrize("count", [0, N + 1])
+def test_a_message_that_no_real_fabric_takes_is_refused(count):
+    with pytest.raises(ValueError, match=f"a message has 1 to {N} numbers, this one {count}"):
+        SimulatedFabric(1, 0).run([lambda m: door_to(m).send(0, "t", torch.zeros(count))])
+
+
 # -- the register under delay ---------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, FabricError, Message, Traffic, check_shape, checked_rank
 from murmurate.fabric.mean import ordered_mean
+from murmurate.fabric.processes.spsc_ring import check_message
 from murmurate.fabric.simulated.collectives import Round, SimulatedCollectives
 from murmurate.fabric.simulated.mailbox import SimulatedMailbox
 from murmurate.fabric.simulated.network_model import FabricState
@@ -124,6 +125,7 @@ class SimulatedChannel:
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
         self._turn(Capability.MAIL)
+        check_message(x, self._state.shape.numel(), x.dtype)
         with self._waiting():
             sent = self._state.mailbox.send(self._rank, self._fabric_rank(to), tag, x, note, deadline_seconds)
         if sent:
