@@ -38,7 +38,7 @@ def run_for(options: dict[str, Any]) -> Run:
     """The run of ``options``: the model's fields, ``strategy`` (its name and fields), ``replicas`` and
     ``seed``.
 
-    Fields that are None or absent are the recipe's.
+    Fields of the model that are None or absent are the recipe's; the defaults are ``solo`` and one replica.
     """
     run = recipe("corpus-lda")
     named = {field.name for field in dataclasses.fields(run.learner)} & set(options)

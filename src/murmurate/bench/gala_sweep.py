@@ -31,14 +31,14 @@ QUICK = GalaPlan(
 FULL = GalaPlan(simulators=(16, 32, 64, 96, 128))
 
 SOURCE = (
-    "the paper's: Assran et al., Gossip-based Actor-Learner Architectures, NeurIPS 2019, section 5 and "
-    "Fig. 1a, which shows the shares without numbers; its caption: in every sweep GALA-A2C increases or "
-    "maintains the share of A2C, and that of A2C falls as simulators are added; not measured here"
+    "the paper's: Assran et al., Gossip-based Actor-Learner Architectures, NeurIPS 2019, Fig. 1a, which "
+    "shows the shares without numbers, and section 5: in every sweep GALA-A2C increases or maintains the "
+    "share of A2C, and that of A2C falls as simulators are added; not measured here"
 )
-PAPER_GALA_AT_LEAST_A2C = True  # Fig. 1a, caption
+PAPER_GALA_AT_LEAST_A2C = True  # section 5
 
 
-_SCALED_DOWN = "a rehearsal on CartPole, which needs few steps: not comparable with the paper's games"
+_SCALED_DOWN = "fewer env steps than the paper's runs: not comparable with its shares"
 
 
 def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:

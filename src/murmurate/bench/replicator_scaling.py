@@ -122,4 +122,4 @@ def verdict(rows: list[dict[str, Any]]) -> str:
     if not common:
         return "no number of members that the paper has was simulated under all-reduce"
     texts = [f"{ours[n]['speed_up']:.1f} (paper {PAPER[1] / PAPER[n]:.1f}) with {n} members" for n in common]
-    return "all-reduce is faster than one member by " + ", ".join(texts)
+    return "speed-up of all-reduce over one member: " + ", ".join(texts)

@@ -35,8 +35,8 @@ def test_its_state_is_all_that_must_survive_a_checkpoint(kind, seed):
 @every_strategy
 @pytest.mark.parametrize("call", ["resumed", "joined", "rewritten"])
 def test_with_a_saved_state_it_goes_on_after(kind, call):
-    """As a run does that is resumed, as one replica that joins with a peer's state and as its peers do, and
-    after the parameters were overwritten: what was saved is loaded, and none of the calls raises."""
+    """In a resumed run, at a replica that joins with a peer's state and at its peers, and after parameters
+    were overwritten: what was saved is loaded, and none of the calls raises."""
     if kind.centre:
         pytest.skip("what its members exchange after a checkpoint is a matter between them and the centre")
     size = 1 if kind.name == "solo" else 3
@@ -100,7 +100,7 @@ def saving_role(kind, restores, endpoint):
 
 
 def copied(value):
-    """A copy of what a strategy remembers; not of vectors, which may be shared, and of handles."""
+    """A copy of a strategy's field; the value itself for vectors, which may be shared, and handles."""
     if isinstance(value, torch.Generator):
         return value.clone_state()
     return copy.copy(value) if isinstance(value, list | dict | set) else value

@@ -119,19 +119,22 @@ class Members(Protocol):
 
 @runtime_checkable
 class Collective(Protocol):
-    """Collectives, which all living members call in the same order. Means are over the living members."""
+    """Collectives, which all living members call in the same order.
+
+    All raise ``FabricError``, naming the silent members, if a living one does not take part before the
+    deadline (which a fabric may renew while that member shows that it works).
+    """
 
     def mean_(self, x: Tensor) -> int:
         """Replace ``x`` [N] by its mean over the living members; return how many took part.
 
-        The result is bitwise the same on every member; with one member, ``x`` stays as it is. Raises
-        ``FabricError``, naming the silent members, if a living one does not take part before the deadline
-        (which a fabric may renew while that member shows that it works).
+        The result is bitwise the same on every member; with one member, ``x`` stays as it is.
         """
         ...
 
     def broadcast_(self, x: Tensor, root: int) -> None:
-        """Replace ``x`` [N] on every member by the ``x`` of rank ``root``."""
+        """Replace ``x`` [N] on every member by the ``x`` of rank ``root``; also raises ``FabricError`` if
+        ``root`` has died."""
         ...
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
@@ -146,11 +149,12 @@ class Mail(Protocol):
     def send(
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
-        """Queue a copy of ``x`` [n], n <= N; False if the queue stayed full up to the deadline or ``to`` is
-        dead.
+        """Queue a copy of ``x`` [n], 0 < n <= N; False if the queue stayed full up to the deadline or ``to``
+        is dead.
 
-        A message of fewer than N numbers is never compressed. With None as deadline, the fabric's default
-        applies; with 0, the call never waits.
+        A message of fewer than N numbers is never compressed, and has the channel's dtype. With None as
+        deadline, the fabric's default applies; with 0, the call never waits. Raises ValueError for another
+        message, and for a tag of more than 63 bytes.
         """
         ...
 
@@ -185,7 +189,8 @@ class Register(Protocol):
         ...
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
-        """Wait until the version of each living peer is above the one in ``seen``; False at the deadline."""
+        """Wait until the version of each peer is above the one in ``seen``; False at the deadline. Peers
+        that are dead, unreachable or at their end are not waited for."""
         ...
 
 
@@ -206,6 +211,8 @@ class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
 
     All ranks in a channel's interface are positions among its members, from 0 to ``size - 1``, so a strategy
     need not know whether these are all members of the fabric or a group.
+
+    A vector of another shape raises ValueError.
 
     ``capabilities``: which of the four protocols work here; the methods of the others raise ``FabricError``.
     They are compared with ``Strategy.needs`` when a run starts, so strategies need not check them.

@@ -56,7 +56,7 @@ def expected_topics(
     """exp(E[log beta]) of some words, up to a factor for each word, where lambda is ``prior + scale * x``.
 
     Source: Hoffman et al. 2013, figure 6: exp(psi(lambda_kv) - psi(sum_v lambda_kv)). The factor makes a
-    row's greatest number about 1: a word that never occurred, with a prior of 0.01, would otherwise have
+    row's greatest number 1/2 or more: a word that never occurred, with a prior of 0.01, would otherwise have
     exp(-100), which is 0 in float32, in all topics. The E-step's phi does not depend on the factor. The
     compiled kernel computes the ratio of each number to the greatest of its row with a relative error of at
     most 4e-6 for ratios down to exp(-10), and 3e-5 down to exp(-80), however small lambda is; ratios below
@@ -69,7 +69,7 @@ def expected_topics(
         topics: K.
 
     Returns:
-        [R, W]; the greatest number of a row is 1/2 or more; 0 from column K on.
+        [R, W]; 0 from column K on.
 
     Raises:
         ValueError: on a wrong rank, shape or dtype, a word outside x, or more topics than columns.
@@ -139,7 +139,8 @@ def fold_in(
         gamma: [G, W] initial values; None: 1.
 
     Raises:
-        ValueError: on a wrong rank, shape or dtype, or a word without a row.
+        ValueError: on a wrong rank, shape or dtype, a word without a row, or ``starts`` that do not divide
+            the words.
     """
     check_rank(2, beta=beta)
     check_rank(1, alpha=alpha, starts=documents.starts, word=documents.word, counts=documents.counts)

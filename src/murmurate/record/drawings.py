@@ -54,10 +54,10 @@ def curves(
 ) -> Draw:
     """The metric ``key`` along ``axis``.
 
-    For a single run, each replica is a thin line, which ends in a cross if the replica died, and their mean a
-    bold one. For several runs, there is a line for each group's mean over its runs, and a band from the
-    group's lowest to its highest run. Bytes have a logarithmic axis: strategies differ in them by orders of
-    magnitude.
+    For a single run, each replica is a thin line (at most ``MOST_LINES`` are drawn), which ends in a cross if
+    the replica died, and their mean a bold one. For several runs, there is a line for each group's mean over
+    its runs, and a band from the group's lowest to its highest run. Bytes have a logarithmic axis: strategies
+    differ in them by orders of magnitude.
     """
 
     def draw(axes: Axes) -> None:
@@ -123,7 +123,7 @@ def _group_line(axes: Axes, group: RunGroup, key: str, axis: Axis, divisor: floa
 
 
 def draw_ball(indicator: Ball) -> Draw:
-    """The recorded distance from consensus; the indicator as a band: just after to just before a mixing."""
+    """The recorded distance from consensus; a band from the indicator just after a mixing to just before."""
 
     def draw(axes: Axes) -> None:
         x = indicator.total_env_steps
@@ -193,7 +193,7 @@ def heat_map(matrix: NDArray[np.float64], peers: NDArray[np.bool_] | None) -> Dr
 
 
 def histogram(counts: Counter[int], largest: int, colour: int | None, title: str) -> Draw:
-    """Share of updates by staleness, up to ``largest``: a bar for each value, or for ever wider classes.
+    """Share of updates by staleness, up to ``largest``: a bar for each value, or for classes that widen.
 
     colour: index of a group, which selects its colour; None for a single run.
     """
@@ -262,7 +262,7 @@ def label_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
-    """A row for each member, with its spans over the whole window, coloured by kind."""
+    """A row for each member, with its spans in the window, coloured by kind."""
 
     def draw(axes: Axes) -> None:
         length = shown.end_seconds - shown.start_seconds

@@ -38,8 +38,8 @@ class Section:
     """What the template shows, in this order; empty parts are omitted.
 
     layout: a CSS class for the figures: "square", "three", "four" (a row), "wide", "speed" or "strips".
-    figures: HTML, which is not escaped. table: (heads, rows). details: (name, value) pairs.
-    code: commands.
+    figures: HTML, which is not escaped. image: a picture's URL. table: (heads, rows). details: (name, value)
+    pairs. code: commands.
     """
 
     title: str

@@ -41,7 +41,7 @@ class FirstSteps:
         self._other_ranks = [rank for rank in range(members) if rank != fabric.rank]
         self._own_hashes = torch.zeros(_BATCHES + 1, dtype=torch.float64)  # 0: not computed yet
         self._channel: Channel | None = None
-        # by the number of replicas, as a centre beside a single replica must take the same channels as it
+        # not by the number of members: a centre must make the same channels as the only replica beside it
         if members > 1 and Capability.REGISTER in fabric.capabilities:
             self._channel = fabric.channel("first steps", self._own_hashes)
         self._called_inputs = False  # whether the script has called ``inputs``

@@ -137,7 +137,8 @@ class Coordinator:
             self.run_state.request_stop()
 
     def died(self, rank: int, how: str, error: str = "") -> None:
-        """Note that a worker ended: from now on no member waits for it. error: its last exception."""
+        """Note that a worker ended: from now on no member waits for it. error: its last exception. Raises
+        RunFailed if it was the centre."""
         details = {"error": error} if error else {}
         if rank in self.dead:
             if self.run_state.is_alive(rank):  # it was about to join again
@@ -354,8 +355,7 @@ class Coordinator:
         self.evaluator.close()
 
     def _take_evaluation(self, ended: Evaluated | None) -> None:
-        """Record an evaluation that has ended; its snapshot, which may have been moved with the run folder,
-        may be the best so far."""
+        """Record an evaluation that has ended; its snapshot (which moves with the folder) may be the best."""
         if ended is None:
             return
         at = f"{ended.snapshot.env_steps:,} {self.run.unit}"
@@ -382,7 +382,7 @@ class Coordinator:
         self.steps_before = int(manifest["env_steps"])
         # the returns so far are read from metrics.jsonl
         self._next_at_env_steps = self._next_checkpoint_after(int(manifest["env_steps"]))
-        evaluated = manifest.get("evaluated_env_steps")  # None: of a run without evaluations, or of before
+        evaluated = manifest.get("evaluated_env_steps")  # None without evaluations, and in old checkpoints
         self.evaluated_env_steps = int(manifest["env_steps"] if evaluated is None else evaluated)
         self.evaluator.begin_at(self.evaluated_env_steps)
         self.event("resumed", f"resumed at {manifest['env_steps']:,} {self.run.unit}")
