@@ -130,8 +130,8 @@ class Coordinator:
         return self.run_state.stop_requested or self.run_state.total_env_steps() >= goal
 
     def stop(self, why: str) -> None:
-        """Tell every replica to finish its step, save, and end."""
-        if not self.stopped_because:
+        """Tell every replica to finish its step, save, and end; do nothing if ``why`` is empty."""
+        if why and not self.stopped_because:
             self.stopped_because = why
             self.event("stopping", f"stopping: {why}")
             self.run_state.request_stop()
@@ -205,11 +205,7 @@ class Coordinator:
             self.tensorboard.feed(records)
         except OSError as error:
             raise checkpoint.disk_failure(self.tensorboard.folder, error) from error
-        self._stop_if(self.callbacks.records(records))
-
-    def _stop_if(self, why: str) -> None:
-        if why:
-            self.stop(why)
+        self.stop(self.callbacks.records(records))
 
     # -- checkpoints and evaluations ----------------------------------------------------------------
 
@@ -309,7 +305,7 @@ class Coordinator:
         if is_better and not (self.run.evaluate_every_env_steps and self.run.evaluation.plays):
             checkpoint.keep_as_best(self.checkpoints)
         self.event("checkpoint", f"checkpoint at {fields['env_steps']:,} {self.run.unit}")
-        self._stop_if(self.callbacks.checkpoint(self.checkpoints / "last"))
+        self.stop(self.callbacks.checkpoint(self.checkpoints / "last"))
 
     def _manifest_fields(self, name: str) -> dict[str, Any]:
         """The fields, beside the digests, of the manifest of the parts in a staging folder."""
