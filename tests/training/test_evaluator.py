@@ -338,6 +338,20 @@ def test_an_evaluation_that_hangs_does_not_hold_up_the_end(
     timed.coordinator.close()
 
 
+def test_an_evaluation_goes_on_in_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed(tmp_path / "run", evaluate_every_env_steps=100)
+    coordinator = timed.coordinator
+    monkeypatch.setattr(coordinator.evaluator, "wait", lambda: pytest.fail("waited for"))
+    monkeypatch.setattr(Evaluator, "is_busy", True)
+    snapshot, old = staging(coordinator.folder, "evaluated"), staging(coordinator.folder, "1")
+    for folder in (snapshot, old, staging(coordinator.folder, "final")):
+        write_part(folder, 0, {"env_steps": 50, "updates": 5, "x": torch.ones(1)})
+    assert coordinator.commit_final(goes_on=True)
+    assert snapshot.exists()
+    assert not old.exists()
+    coordinator.close()
+
+
 def test_a_video_shows_one_game_in_its_own_time(evaluated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")

@@ -131,8 +131,8 @@ class RayJob:
         have_saved = any(coordinator.run_state.has_saved(rank, FINAL_REQUEST) for rank in replicas)
         if set(coordinator.dead) >= set(replicas) and not have_saved:
             raise RunFailed(shutdown.ALL_DIED)
-        committed = coordinator.commit_final()
-        if not (self.new_epoch_requested and committed) or self._is_over():
+        goes_on = self.new_epoch_requested and not self._is_over()
+        if not coordinator.commit_final(goes_on) or not goes_on or self._is_over():
             return False
         last = coordinator.checkpoints / "last"
         # each member gets the part that its rank has saved, and a new replica that of some replica

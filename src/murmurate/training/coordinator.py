@@ -279,17 +279,20 @@ class Coordinator:
                 checkpoint.link_part(staging(self.folder, FINAL), folder, rank)
         return not checkpoint.lacks(folder, self.run)
 
-    def commit_final(self) -> bool:
+    def commit_final(self, goes_on: bool = False) -> bool:
         """Commit the replicas' final parts; returns False if there are none. Raises RunFailed if the run
-        folder was moved: the user looks for it at its old path."""
+        folder was moved: the user looks for it at its old path.
+
+        goes_on: whether the run goes on, in another epoch; a running evaluation then does so, too."""
         self.trained_seconds = self.recorder.seconds
         self._follow_folder()
         self._read_records()
-        self._pending = 0
+        self._pending = self._cleared = 0  # requests of another epoch are counted from 1
         saved = not checkpoint.lacks(staging(self.folder, FINAL), self.run)
         if saved:
             self._commit(FINAL)
-            self._await_evaluation()
+            if not goes_on:
+                self._await_evaluation()
             self._clear_staging()
         if self.folder != self.place.original_path:
             raise RunFailed(f"the run folder {self.place.original_path} was moved to {self.folder}.")
@@ -371,7 +374,8 @@ class Coordinator:
             checkpoint.keep_as_best(self.checkpoints, staging(self.folder, "evaluated"), score=value)
 
     def _clear_staging(self) -> None:
-        for leftover in self.checkpoints.glob(".staging-*"):
+        kept = {staging(self.folder, "evaluated")} if self.evaluator.is_busy else set()
+        for leftover in set(self.checkpoints.glob(".staging-*")) - kept:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _restore(self, manifest: dict[str, Any]) -> None:
