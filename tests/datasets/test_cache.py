@@ -276,6 +276,19 @@ def test_a_place_that_cannot_be_written_names_the_option(source):
     assert len(list(path.parent.iterdir())) == 1
 
 
+def test_a_place_that_may_not_be_looked_into_names_the_option(source, tmp_path, monkeypatch):
+    exists = Path.exists
+
+    def denied(path):
+        if path.parent.name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.raises(Refusal, match=r"cannot be written: Permission denied.* with --cache"):
+        read(source[0], cache=tmp_path / "secret")
+
+
 def test_an_error_without_a_number_keeps_its_words(source, monkeypatch):
     def save(*arguments):
         raise OSError("24 requested and 8 written")  # numpy's, on a full disk

@@ -87,12 +87,14 @@ def fetch(
 
 
 def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Converted], locked: bool) -> None:
-    if cache.exists() and not (cache.is_dir() and {p.name for p in cache.iterdir()} <= _FILES):
-        raise Refusal(f"{cache} is in the way, and no corpus. Move it, or give another folder with --cache.")
     # unlike process ids, these names differ between the hosts that share a folder
     fresh = cache.with_name(f".{cache.name}.{uuid.uuid4().hex[:12]}.tmp")
     old = fresh.with_suffix(".old.tmp")
     try:
+        if cache.exists() and not (cache.is_dir() and {p.name for p in cache.iterdir()} <= _FILES):
+            raise Refusal(
+                f"{cache} is in the way, and no corpus. Move it, or give another folder with --cache."
+            )
         cache.parent.mkdir(parents=True, exist_ok=True)
         for left_over in cache.parent.glob(f".{glob.escape(cache.name)}.*.tmp") if locked else ():
             shutil.rmtree(left_over)  # from a process that was killed
