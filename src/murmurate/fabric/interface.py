@@ -201,7 +201,8 @@ class SharedMemory(Protocol):
     def shared(self, key: str, like: Tensor) -> Tensor:
         """A tensor shaped like ``like`` that all members share.
 
-        It begins with the values of ``like`` of the lowest living rank, for whose call the others wait.
+        It begins with the values of ``like`` of the lowest living rank, for whose call the others wait;
+        raises ``FabricError`` at the deadline.
         """
         ...
 
@@ -243,6 +244,7 @@ class Fabric(Members, Protocol):
             channel; its ``rank`` and ``size`` are the position in the group and the size of the group.
             Channels of different groups may have the same name.
         Each member must make the channels among all members in the same order; those of groups, in any order.
-        Raises ValueError for a group without the caller, or with ranks that do not exist.
+        Raises ValueError for a group without the caller, or with ranks that do not exist. Between processes
+        it raises ``FabricError`` for a second channel of the same name and group.
         """
         ...
