@@ -70,6 +70,11 @@ class RunFailed(Exception):
     """The run began and cannot go on (exit code 1)."""
 
 
+def cause_of(error: Exception) -> str:
+    """What the system says of ``error`` without the file's name; the error's text where it says nothing."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def printable(text: str) -> str:
     """``text`` with control characters escaped, for a terminal: a run folder may come from somebody else."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

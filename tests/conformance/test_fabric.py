@@ -237,6 +237,15 @@ def read_after_the_flood(door):
     return int(taken[0]), numbers
 
 
+def ask_for_ranks_that_do_not_exist(door):
+    fabric = channel(door)
+    for rank in (-1, door.size):
+        for verb in (fabric.version, fabric.peek):
+            with pytest.raises(ValueError, match=f"no rank {rank}"):
+                verb(rank)
+    fabric.mean_(torch.zeros(N))  # nobody ends while another asks
+
+
 def peek_too_early(door):
     fabric = channel(door)
     before = fabric.version(1)
@@ -467,6 +476,9 @@ class TestEveryFabric:
         taken, (told, numbers) = members(2, flood, read_after_the_flood, deadline_seconds=_SILENCE)
         assert taken == told > 0
         assert numbers == [float(i) for i in range(taken)]
+
+    def test_a_register_of_no_rank_is_an_error(self, members):
+        members(2, ask_for_ranks_that_do_not_exist)
 
     def test_a_peek_before_the_first_publish_is_an_error_naming_the_peer(self, members):
         for before, error in members(2, peek_too_early):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from murmurate.errors import MissingExtra, Refusal, RunFailed
+from murmurate.errors import MissingExtra, Refusal, RunFailed, cause_of
 
 SUFFIXES = (".safetensors", ".pt2", ".onnx")
 _METADATA = "murmurate"
@@ -194,7 +194,7 @@ def _replacing(path: Path) -> Iterator[str]:
     try:
         folder = tempfile.TemporaryDirectory(prefix=".export-", dir=os.path.dirname(target))
     except OSError as error:
-        raise Refusal(f"{path} cannot be written: {error.strerror}. Choose another folder.") from error
+        raise Refusal(f"{path} cannot be written: {cause_of(error)}. Choose another folder.") from error
     with folder as name:
         temporary = os.path.join(name, path.name)
         try:
@@ -202,7 +202,7 @@ def _replacing(path: Path) -> Iterator[str]:
             os.replace(temporary, target)
         except OSError as error:
             raise RunFailed(
-                f"{path} cannot be written: {error.strerror}. Choose another file, or make room."
+                f"{path} cannot be written: {cause_of(error)}. Choose another file, or make room."
             ) from error
 
 

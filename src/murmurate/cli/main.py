@@ -24,7 +24,7 @@ from murmurate.cli import (
 )
 from murmurate.cli.help import Misused, asks_for_help, show_help
 from murmurate.cli.terminal import outlive_terminal
-from murmurate.errors import Refusal, RunFailed, printable
+from murmurate.errors import Refusal, RunFailed, cause_of, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
 
@@ -75,7 +75,7 @@ def _carry_out(words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        cause = printable(f"{error.filename or 'The system'}: {error.strerror or error}")
+        cause = printable(f"{error.filename or 'The system'}: {cause_of(error)}")
         remedy = " Check that the file is there and can be written." if error.filename else ""
         print(f"murmurate: {cause}.{remedy}", file=sys.stderr)
         return FAILED

@@ -26,7 +26,7 @@ from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.interface import Split
 from murmurate.datasets.reading import Skipped, detect_kind
 from murmurate.datasets.vocabulary import vocabulary_beside
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, stored
 from murmurate.spec import Examples
@@ -271,4 +271,4 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Refusal(f"{path} cannot be written: {error.strerror}. Name another with --out.") from error
+        raise Refusal(f"{path} cannot be written: {cause_of(error)}. Name another with --out.") from error

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 # What unpacks to more than 64 MiB and to more than 100 times its size is refused: data that deflate
 # compresses so much hold next to no information.
@@ -23,9 +23,7 @@ def refuse_special(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
-        raise Refusal(
-            f"{path} cannot be read: {getattr(error, 'strerror', error)}. Check the path."
-        ) from error
+        raise Refusal(f"{path} cannot be read: {cause_of(error)}. Check the path.") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise Refusal(f"{path} is a pipe or a device, and a data set is a file or a folder.")
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from murmurate.datasets._record_errors import Skipped, refuse_unreadable
 from murmurate.datasets._text_files import files_of
 from murmurate.datasets.corpus import Corpus
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 _VERSION = 2
 _FILES = {"corpus.json", "starts.npy", "words.npy", "counts.npy", "missing.npy", "vocabulary.json"}
@@ -107,7 +107,7 @@ def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Convert
     except OSError as error:
         if _load(cache, key) is None:
             raise Refusal(
-                f"{cache} cannot be written: {error.strerror or error}. A corpus is converted once to a "
+                f"{cache} cannot be written: {cause_of(error)}. A corpus is converted once to a "
                 "folder of arrays; give it another folder with --cache."
             ) from error
     finally:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._archives import refuse_special
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 _UNSIGNED_BYTE = 8  # code of the type uint8 in the magic number
 _MOST_PACKED = 1032  # most bytes that deflate can pack in one byte
@@ -31,7 +31,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         with open(path, "rb") as plain:
             return _read(plain, dimensions, size)
     except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror or error}. Restore the file.") from error
+        raise Refusal(f"{path} cannot be read: {cause_of(error)}. Restore the file.") from error
     except (ValueError, EOFError, zlib.error, MemoryError) as error:
         raise Refusal(f"{path} is no idx file of images or labels: {error}. Restore the file.") from error
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._image_headers import Header, ImageError, header_of
-from murmurate.errors import MissingExtra
+from murmurate.errors import MissingExtra, cause_of
 
 _MOST_BYTES = 1 << 28  # largest size of an encoded image
 LARGEST_PIXELS = 1 << 26  # most pixels of an image, which take 200 MB when it is decoded
@@ -49,7 +49,7 @@ def read_encoded(place: Place) -> bytes:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise ImageError("unreadable file", f"it cannot be read ({error.strerror or error})") from error
+        raise ImageError("unreadable file", f"it cannot be read ({cause_of(error)})") from error
     if len(data) != place.size:
         raise ImageError("truncated image", f"it should have {place.size:,} bytes, and has {len(data):,}")
     return data

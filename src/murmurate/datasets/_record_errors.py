@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 _MOST_SKIPPED = 1_000_000
 
@@ -81,7 +81,7 @@ def refuse_unreadable(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+        raise Refusal(f"{path} cannot be read: {cause_of(error)}. Check the path.") from error
 
 
 def not_utf8(text: bytes, position: int) -> str:

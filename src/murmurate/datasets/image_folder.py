@@ -20,7 +20,7 @@ from murmurate.datasets._image_decoding import Place
 from murmurate.datasets._image_world import ImageWorld
 from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
 from murmurate.datasets.image_set import ImageData, digest_of, refuse_unlearned
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -118,7 +118,7 @@ def _read(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageData:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _loop(str(error.filename), "itself") from error
-        raise Refusal(f"{error.filename or path} cannot be read: {error.strerror}.") from error
+        raise Refusal(f"{error.filename or path} cannot be read: {cause_of(error)}.") from error
 
 
 def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageData:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from murmurate.datasets._archives import load_arrays, refuse_special
 from murmurate.datasets._lines import TolerantGzip
 from murmurate.datasets._record_errors import not_utf8, quoted
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 _BLOCK = 1 << 16  # rows that are read at a time
 _LONGEST_HEADER = 1_000_000  # lines before the first row
@@ -95,7 +95,7 @@ def read_table(path: Path) -> Table:
             raise Refusal("it has no row.")
         table.check()
     except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise Refusal(f"{path} cannot be read: {cause_of(error)}.") from error
     except Refusal as refusal:
         raise Refusal(str(refusal) if str(path) in str(refusal) else f"{path}: {refusal}") from refusal
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ import numpy as np
 
 from murmurate.datasets.corpus import Corpus, blocks
 from murmurate.datasets.vocabulary import vocabulary_beside
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 _KINDS = ("uci", "matrix-market", "lda-c", "svmlight", "npz")
 
@@ -52,7 +52,7 @@ def write(corpus: Corpus, path: str | Path, kind: str, *, one_based: bool = True
             else:
                 file.writelines(_lines(corpus, kind, one_based))
     except OSError as error:
-        raise Refusal(f"{target} cannot be written: {error.strerror}. Choose another path.") from error
+        raise Refusal(f"{target} cannot be written: {cause_of(error)}. Choose another path.") from error
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from murmurate.datasets.interface import ExampleSet, Split
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 from murmurate.nets.precision import native_bfloat16
 from murmurate.spec import EnvSpec, derive_generator, derive_seed
 
@@ -172,7 +172,7 @@ def _write(path: Path, classifier: FeatureClassifier, made_of: str) -> None:
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        cause = getattr(error, "strerror", None) or error
+        cause = cause_of(error)
         raise Refusal(
             f"{path} cannot be written: {cause}. Make room there, or train with another --feature-net."
         ) from error

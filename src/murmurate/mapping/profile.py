@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 from murmurate.mapping.learning import Learning, digest
 from murmurate.mapping.lines import Line
 from murmurate.mapping.primitives import PRIMITIVES
@@ -180,7 +180,7 @@ def load(path: Path) -> DeviceProfile:
             raise ValueError("hardware must have names and values")
         int(profile.hardware.get("memory_bytes", 0))
     except OSError as error:
-        raise Refusal(f"{path}: {error.strerror}. {_REMEDY}") from error
+        raise Refusal(f"{path}: {cause_of(error)}. {_REMEDY}") from error
     except UNSOUND as error:
         raise Refusal(f"{path} is no device profile ({type(error).__name__}: {error}). {_REMEDY}") from error
     return profile

@@ -65,7 +65,7 @@ class TargetNetwork(Generic[Net]):
         elif 0 < self.every <= self.since:
             moves = self.since // self.every  # more than one where a round is longer
             self._blend(self.polyak if moves == 1 else 1 - (1 - self.polyak) ** moves)
-            # a moving average keeps its pace over rounds of any length; copies are a round's end or more apart
+            # an average keeps its pace over rounds of any length; copies are a round's end or more apart
             self.since = 0 if self.polyak == 1 else self.since % self.every
 
     def reset(self) -> None:

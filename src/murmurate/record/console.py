@@ -22,7 +22,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from murmurate.errors import printable
+from murmurate.errors import cause_of, printable
 from murmurate.record.progress import Progress, ReplicaProgress
 
 PLAIN_INTERVAL_SECONDS = 10.0
@@ -304,7 +304,7 @@ class Console:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
         warnings.warn(
-            f"Nothing more is shown, because the output failed ({error.strerror or error}). The run goes on, "
+            f"Nothing more is shown, because the output failed ({cause_of(error)}). The run goes on, "
             "and its folder holds its results.",
             stacklevel=2,
         )

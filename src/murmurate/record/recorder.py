@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from murmurate.errors import RunFailed
+from murmurate.errors import RunFailed, cause_of
 
 # Every line starts with this. A process killed during a write leaves an incomplete line, and the next
 # writer's line follows it directly; the reader finds that line by its start, which no JSON string can
@@ -134,4 +134,4 @@ def _failure(path: Path, error: OSError) -> RunFailed:
         return RunFailed(
             f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )
-    return RunFailed(f"Cannot write {path}: {error.strerror or error}. Make the folder writable.")
+    return RunFailed(f"Cannot write {path}: {cause_of(error)}. Make the folder writable.")

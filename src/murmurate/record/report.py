@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 import murmurate
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 from murmurate.record import comparison, run_sections, sections
 from murmurate.record.console import clock
 from murmurate.record.evaluations import evaluations
@@ -60,7 +60,7 @@ def write_html(page: str, out: Path) -> Path:
         with output(out) as target:
             target.write_text(page, encoding="utf-8")
     except (OSError, ValueError) as error:
-        cause = getattr(error, "strerror", error)
+        cause = cause_of(error)
         raise Refusal(f"Cannot write {out}: {cause}; give another file with --out, or make room.") from error
     return out
 

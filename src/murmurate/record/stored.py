@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 # The format of run.json and state.json. Since 2 they have a checksum; since 3 a world may hide a rectangle of
 # its images; since 4 a replica may be split into parts, and a Gymnasium environment may have a process of its
@@ -136,7 +136,9 @@ def refuse_foreign(folder: Path) -> None:
     try:
         holds_run = (folder / "run.json").is_file()
     except OSError as error:
-        raise Refusal(f"{folder} holds no run that can be read ({error.strerror}). Check the path.") from None
+        raise Refusal(
+            f"{folder} holds no run that can be read ({cause_of(error)}). Check the path."
+        ) from None
     if not holds_run and (folder / "sweep.json").is_file():
         raise Refusal(
             f"{folder} is a sweep over seeds, and this needs one run: give a folder in it, such as "

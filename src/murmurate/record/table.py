@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import MissingExtra, Refusal
+from murmurate.errors import MissingExtra, Refusal, cause_of
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import output
 
@@ -63,7 +63,9 @@ def _records(folder: Path) -> list[dict[str, Any]]:
     try:
         records = read_metrics(folder / "metrics.jsonl")
     except OSError as error:
-        raise Refusal(f"{folder} has no record (metrics.jsonl: {error.strerror}). Check the path.") from error
+        raise Refusal(
+            f"{folder} has no record (metrics.jsonl: {cause_of(error)}). Check the path."
+        ) from error
     if not records:
         raise Refusal(f"{folder} has recorded nothing yet.")
     return records

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import torch
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 Allocate = Callable[[str, int], memoryview]
 
@@ -76,7 +76,7 @@ def refuse_full_disk(folder: Path, size_bytes: int) -> None:
         for files in ("replica-*/*.bin", "shard-*/replica-*/*.bin"):
             free += sum(512 * path.stat().st_blocks for path in folder.glob(files))
     except OSError as error:
-        raise Refusal(f"replay.folder cannot be used: {error.strerror}. Name another folder.") from error
+        raise Refusal(f"replay.folder cannot be used: {cause_of(error)}. Name another folder.") from error
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         raise Refusal(
             f"replay.folder is {folder}, and {existing} is not a folder that can be written to. Name another."

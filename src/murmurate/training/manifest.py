@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 from murmurate.record.stored import FORMAT, read_object
 from murmurate.training.run import Run
 
@@ -27,7 +27,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise Refusal(f"{checkpoint} holds no checkpoint.") from None
     except OSError as error:
-        raise Refusal(f"{checkpoint} cannot be read ({error.strerror}).") from None
+        raise Refusal(f"{checkpoint} cannot be read ({cause_of(error)}).") from None
     except ValueError as error:
         raise Refusal(f"{checkpoint}/{MANIFEST_NAME} is corrupt ({error}).") from None
     if manifest.get("package") != "murmurate":

@@ -28,7 +28,7 @@ import torch
 
 import murmurate
 from murmurate import plugins
-from murmurate.errors import Refusal, did_you_mean
+from murmurate.errors import Refusal, cause_of, did_you_mean
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, replacing, seal
 from murmurate.strategies import strategies
@@ -68,7 +68,7 @@ def claim(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise Refusal(
-            f"{folder} cannot be made: {error.strerror}. Choose another folder with --out."
+            f"{folder} cannot be made: {cause_of(error)}. Choose another folder with --out."
         ) from error
 
 
@@ -91,7 +91,7 @@ def locked(folder: Path) -> Iterator[None]:
         descriptor = os.open(folder / "checkpoints", os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise Refusal(
-            f"{folder} holds no checkpoint ({error.strerror}). Start again with murmurate train and another "
+            f"{folder} holds no checkpoint ({cause_of(error)}). Start again with murmurate train and another "
             "--out."
         ) from None
     try:
@@ -184,7 +184,7 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         name, strategy_name = str(stored["recipe"]), str(stored["strategy"]["name"])
         imports = [str(module) for module in list(stored.get("imports", ()))]
     except OSError as error:
-        raise Refusal(f"{folder} holds no run (run.json: {error.strerror}). Check the path.") from None
+        raise Refusal(f"{folder} holds no run (run.json: {cause_of(error)}). Check the path.") from None
     except Changed:
         raise Refusal(
             f"{path} was changed since murmurate wrote it. Restore it, and give what shall change as an "
@@ -342,7 +342,7 @@ def restored_if_refused(folder: Path, *names: str) -> Iterator[None]:
                 fresh.write_bytes(content)
         if isinstance(error, Refusal):
             raise
-        raise Refusal(f"{folder} cannot be written: {error.strerror}. Make room, or copy it.") from error
+        raise Refusal(f"{folder} cannot be written: {cause_of(error)}. Make room, or copy it.") from error
 
 
 def _command() -> list[str]:

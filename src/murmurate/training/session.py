@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed, cause_of
 from murmurate.evaluation.interface import reporting
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
@@ -141,7 +141,7 @@ def claimed(folder: Path) -> Iterator[None]:
         unclaim(folder, existed)
         if isinstance(error, OSError):
             raise Refusal(
-                f"{folder} cannot be written: {error.strerror}. Make room, or choose another with --out."
+                f"{folder} cannot be written: {cause_of(error)}. Make room, or choose another with --out."
             ) from error
         raise
     finally:

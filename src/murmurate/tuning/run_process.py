@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 from murmurate.recipes import recipe
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training import checkpoint
@@ -212,4 +212,4 @@ def write_settings(folder: Path, name: str, content: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / name, content)
     except OSError as error:
-        raise Refusal(f"{folder} cannot be written: {error.strerror}. Choose another with --out.") from error
+        raise Refusal(f"{folder} cannot be written: {cause_of(error)}. Choose another with --out.") from error

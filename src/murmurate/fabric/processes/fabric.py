@@ -203,10 +203,10 @@ class ProcessChannel:
         return version
 
     def version(self, peer: int) -> int:
-        return self._registers[peer].version
+        return self._registers[checked_rank(peer, self.size)].version
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
-        newest = self._registers[peer].peek(self._pins[peer], self.rank)
+        newest = self._registers[checked_rank(peer, self.size)].peek(self._pins[peer], self.rank)
         if newest is None:
             raise FabricError(
                 f"rank {self._fabric_rank(peer)} has published nothing on channel '{self.name}' yet"
