@@ -496,6 +496,13 @@ def test_an_optimizer_is_wrapped_once():
     refused("Adam has parameters that another wrapped optimizer steps", twice)
 
 
+def test_an_optimizer_without_parameters_is_refused():
+    def script(loop):
+        loop.wrap_optimizer(torch.optim.SGD([{"params": []}], lr=0.1), tanh_net())
+
+    refused("SGD has no parameters: give it", script)
+
+
 def test_an_optimizer_of_another_modules_parameters_is_refused():
     def script(loop):
         net, extra = tanh_net(), nn.Parameter(torch.ones(2, dtype=torch.float64))

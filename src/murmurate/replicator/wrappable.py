@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from murmurate.errors import Refusal
-from murmurate.replicator.optimizer_wrapper import MARK, WrappedOptimizer, copy_of
+from murmurate.replicator.optimizer_wrapper import MARK, copy_of
 
 
 def check_can_be_wrapped(
@@ -24,7 +24,9 @@ def check_can_be_wrapped(
     if not hasattr(optimizer, "param_groups"):
         raise Refusal(f"{name} is no optimizer: call wrap_optimizer(optimizer, module), in this order.")
     owned = [p for group in optimizer.param_groups for p in group["params"]]
-    if isinstance(optimizer, WrappedOptimizer) or getattr(optimizer, MARK, False):
+    if not owned:
+        raise Refusal(f"{name} has no parameters: give it those that it is to step, then wrap it.")
+    if getattr(optimizer, MARK, False):  # a wrapped optimizer has the attributes of the plain one
         raise Refusal(
             "this optimizer is wrapped already: wrap each optimizer once, and use what that returns."
         )
@@ -44,7 +46,7 @@ def check_can_be_wrapped(
     states = [state for p in owned if (state := optimizer.state.get(p))]
     if any(float(state.get("step", 1)) > 0 for state in states):
         raise Refusal(f"{name} has stepped already. Wrap it first, then load its state with load_state_dict.")
-    if name == "LBFGS" or _needs_closure(optimizer):
+    if _needs_closure(optimizer):
         raise Refusal(
             f"{name} computes the loss several times in one step, by the closure that it is given, and a "
             "step of a strategy is one gradient. Use an optimizer that steps without a closure, such as Adam."
