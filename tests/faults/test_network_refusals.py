@@ -436,10 +436,31 @@ def test_a_member_without_the_secret_is_refused_at_the_rendezvous(caplog):
     assert any("refused [key" in record.message for record in caplog.records)
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", json.dumps({"rank": 0, "key": 5}).encode()])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"{}", b"[1]", b"\xff", json.dumps({"rank": 0, "key": 5}).encode()),
+        pytest.param(b"[" * 100_000, id="nested"),
+    ],
+)
 def test_an_invalid_record_is_refused(text):
     with pytest.raises(ValueError, match="it is not a record"):
         PeerRecord.read(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rank": float("inf")}, "it is not a record"),
+        ({"key": "00"}, "wrong length"),
+        ({"port": 0}, "its port is 0"),
+        ({"port": 1 << 16}, "its port is 65536"),
+    ],
+)
+def test_a_record_with_an_impossible_value_is_refused(change, words):
+    record = json.loads(PeerRecord(0, "127.0.0.1", 1, bytes(32), bytes(16)).pack())
+    with pytest.raises(ValueError, match=words):
+        PeerRecord.read(json.dumps({**record, **change}).encode())
 
 
 def test_a_member_that_does_not_arrive_is_named():

@@ -54,10 +54,12 @@ class PeerRecord:
             body = json.loads(text)
             key, incarnation = bytes.fromhex(body["key"]), bytes.fromhex(body["incarnation"])
             record = PeerRecord(int(body["rank"]), str(body["address"]), int(body["port"]), key, incarnation)
-        except (KeyError, TypeError, ValueError) as problem:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as problem:
             raise ValueError(f"it is not a record ({problem!r})") from None
         if len(key) != 32 or len(incarnation) != 16:
             raise ValueError("its key or incarnation has the wrong length")
+        if not 0 < record.port < 1 << 16:
+            raise ValueError(f"its port is {record.port}")
         return record
 
 
