@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from murmurate.bench._damages import damage
+from murmurate.bench._damages import _damage_json, damage
 from murmurate.bench._fuzz_folders import attack
 from short_runs import content
 
@@ -21,6 +21,12 @@ def test_every_damage_changes_the_folder_or_says_that_it_did_not(run_folder: Pat
         assert how
         changed += _names(run_folder) != before
     assert changed > 30
+
+
+def test_a_number_too_great_for_a_float_can_be_damaged_again(tmp_path: Path) -> None:
+    for seed in range(100):
+        (tmp_path / "run.json").write_text('{"a": 1' + 400 * "0" + "}")
+        assert _damage_json(tmp_path, random.Random(seed))[0]
 
 
 def _names(folder: Path) -> dict[str, object]:

@@ -111,7 +111,7 @@ def _damage_json(folder: Path, draw: random.Random) -> tuple[str, bool]:
         at = draw.randrange(len(lines))
         value = json.loads(lines[at])
         description = _spoil(value, draw)
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):  # an earlier damage
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):  # an earlier damage
         return "nothing", False
     if path.suffix == ".jsonl":
         lines[at] = _json_text(value, separators=(",", ":"))
