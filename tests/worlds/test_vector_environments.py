@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from resuming import play, same_steps
@@ -107,6 +108,15 @@ def test_a_mode_that_loses_steps_is_refused_by_name() -> None:
         VectorSimulators("carts", lambda: make_carts(3), 2, 0)
     with pytest.raises(Refusal, match=r"takes num_envs and is of type CartPoleEnv"):
         VectorSimulators("carts", CartPoleEnv, 2, 0)
+
+
+def test_a_vector_environment_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EnvSpec("Carts-v0", vector_entry_point=CartPoleVectorEnv)
+    monkeypatch.setitem(gymnasium.registry, "Carts-v0", spec)
+    with pytest.raises(Refusal, match=r"gym:Carts-v0 are one vector environment.*: leave out served"):
+        GymWorld("Carts-v0", served=True).open(2, training=True)
+    with pytest.raises(Refusal, match="leave out served, or vectorization"):
+        GymWorld("CartPole-v1", served=True, vectorization="async").open(2, training=True)
 
 
 class Broken(CartPoleEnv):

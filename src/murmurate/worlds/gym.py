@@ -64,7 +64,7 @@ def vector_names() -> list[str]:
 def world(name: str) -> GymWorld | None:
     """The world called ``cartpole``, ``gym:Acrobot-v1`` or ``gym:my_module:MyEnv-v0``; None for other names.
 
-    Raises ``Refusal`` for an id that is not registered.
+    Raises ``Refusal`` for an id that is not registered, and for a module that cannot be imported.
     """
     if name in _IDS:
         return GymWorld(_IDS[name])
@@ -164,7 +164,10 @@ class GymWorld(ViewedWorld):
             mode = "vector_entry_point"
         if mode != "none":
             if self.served:
-                raise Refusal("served and vectorization both say where the simulators run: leave one out.")
+                raise Refusal(
+                    f"the simulators of {self.name} are one vector environment, which steps them itself: "
+                    "leave out served, or vectorization if it is given."
+                )
             limit = self.max_episode_steps
 
             def make_vector() -> Any:
