@@ -10,7 +10,7 @@ from typing import Any
 
 from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, spread
-from murmurate.ranges import PositiveInt, PositiveSeconds
+from murmurate.ranges import PositiveInt, Seconds
 from murmurate.record import groups
 from murmurate.record.runs import RecordedRun
 from murmurate.strategies import strategies
@@ -25,13 +25,13 @@ class EveryStrategyPlan:
 
     replicas: the numbers of replicas that are measured. seeds: number of seeds (0, 1, ...).
     cartpole_env_steps: number of env steps of each run on CartPole. pong_seconds: duration of each run on
-    Pong.
+    Pong; 0: no such runs.
     """
 
     replicas: tuple[PositiveInt, ...] = (2,)
     seeds: PositiveInt = 1
     cartpole_env_steps: PositiveInt = 50_000
-    pong_seconds: PositiveSeconds = 10.0
+    pong_seconds: Seconds = 10.0
     where: str = "runs/every-strategy"
 
 
@@ -63,16 +63,16 @@ def _row(name: str, replicas: int, cartpole: list[RecordedRun], pong: RecordedRu
         values = [run.fact(fact) for run in cartpole]
         return None if any(value is None for value in values) else spread(values)
 
-    row: dict[str, Any] = {"strategy": name, "replicas": replicas}
-    if cartpole:
-        waiting_shares = [share for run in cartpole if (share := groups.waiting_share(run)) is not None]
-        row |= {
-            "cartpole_eval_return": over_seeds("eval_return_mean"),
-            "cartpole_waiting_share": statistics.fmean(waiting_shares) if waiting_shares else None,
-            "cartpole_staleness_max": over_seeds("staleness_max"),
-            "cartpole_disagreement_final": over_seeds("disagreement_final"),
-            "cartpole_bytes": over_seeds("bytes_exchanged"),
-        }
+    waiting_shares = [share for run in cartpole if (share := groups.waiting_share(run)) is not None]
+    row: dict[str, Any] = {
+        "strategy": name,
+        "replicas": replicas,
+        "cartpole_eval_return": over_seeds("eval_return_mean"),
+        "cartpole_waiting_share": statistics.fmean(waiting_shares) if waiting_shares else None,
+        "cartpole_staleness_max": over_seeds("staleness_max"),
+        "cartpole_disagreement_final": over_seeds("disagreement_final"),
+        "cartpole_bytes": over_seeds("bytes_exchanged"),
+    }
     if pong is not None:
         row |= {
             "pong_env_steps_per_second": groups.env_steps_per_second(pong),
@@ -91,7 +91,7 @@ def _cartpole(plan: EveryStrategyPlan, name: str, replicas: int, seed: int, log:
 
 
 def _pong(plan: EveryStrategyPlan, name: str, replicas: int, log: Log) -> RecordedRun | None:
-    if plan.pong_seconds <= 0:
+    if not plan.pong_seconds:
         return None
     ends = ("--env-steps", "none", "--minutes", str(plan.pong_seconds / 60), "--eval-episodes", "1")
     return _run(plan, "pong", name, replicas, 0, ends, log)
