@@ -26,7 +26,7 @@ from murmurate.strategies import strategy
 NAME = "strategy-cost"
 SUMMARY = "cost of one strategy step over a plain update, in copies of a vector of 1.7 million numbers"
 
-PARAMETERS = 1_687_206  # the Nature-2015 net with Pong's 6 actions and a value
+PARAMETERS = 1_687_206  # the net of Mnih et al. 2015 with Pong's 6 actions
 _STRATEGIES = ("gala", "all-reduce", "local-sgd", "hogwild")
 _WARM_UP_TURNS = 10
 

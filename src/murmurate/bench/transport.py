@@ -5,7 +5,7 @@ Transfers in shared memory are compared with a copy in memory; transfers of the 
 send and receive, encrypted ones also with the cipher alone, and means with gloo's all-reduce. Connections
 called "loopback" pass vectors through shared memory of one host; those called "tcp" send them, as between
 hosts. All transfers take turns in the same two processes, and each ratio compares measurements of the same
-turn.
+turn, except those of streams over ciphers, which compare medians.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _baselines(x: Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def figures(sent: Times, read: Times, size: int) -> dict[str, Any]:
-    """Milliseconds and GB/s of each transfer; ratios of rates (1 is as fast), turn by turn.
+    """Milliseconds and GB/s of each transfer; ratios of rates (1 is as fast), see the module.
 
     sent: start times of transfers, and durations of baselines. read: end times of transfers.
     """

@@ -9,6 +9,7 @@ from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordErrors, quoted
 
 LARGEST = 2**31 - 2  # greatest D and V
+_OTHER_KIND = "If the file is of another kind, name the kind with --kind (in Python kind=)."
 _LONGEST = 100_000  # most lines of a header
 _SIZE = re.compile(rb"\s*[0-9]{1,18}\s*")
 
@@ -34,8 +35,7 @@ def uci(lines: Lines, errors: RecordErrors) -> Header:
             raise errors.refusal(
                 lines.number,
                 f"{'the file ends' if line is None else quoted(line)} where the number of {name} should be",
-                "A UCI bag of words begins with three lines: documents, words, entries. If it is of another "
-                "kind, name it with --kind.",
+                f"A UCI bag of words begins with three lines: documents, words, entries. {_OTHER_KIND}",
             )
         sizes.append(int(line))
     return _checked(Header(sizes[0], sizes[1], sizes[2], lines.number), errors)
@@ -45,17 +45,13 @@ def matrix_market(lines: Lines, transpose: bool, errors: RecordErrors) -> Header
     """The header of a Matrix Market file in coordinate layout. transpose: whether rows are words."""
     banner = (lines.line() or b"").lower().split()
     if banner[:2] != [b"%%matrixmarket", b"matrix"] or len(banner) < 5:
-        raise errors.refusal(
-            1,
-            "the banner '%%MatrixMarket matrix ...' is missing",
-            "If it is of another kind, name it with --kind.",
-        )
+        raise errors.refusal(1, "the banner '%%MatrixMarket matrix ...' is missing", _OTHER_KIND)
     layout, field, symmetry = (word.decode("latin1") for word in banner[2:5])
     if layout != "coordinate":
-        raise errors.refusal(1, "the matrix is dense", "Write it sparse, as csr_matrix(counts).")
+        raise errors.refusal(1, "the matrix is dense", "Write it sparse, as scipy.sparse.csr_matrix(counts).")
     if field not in ("integer", "unsigned-integer", "real", "double") or symmetry != "general":
         raise errors.refusal(
-            1, f"a {field} {symmetry} matrix holds no counts", "An integer or real general one is needed."
+            1, f"the {symmetry} {field} matrix holds no counts", "Write it as general, and integer or real."
         )
     line = lines.line()
     while line is not None and (line.startswith(b"%") or not line.strip()):

@@ -24,7 +24,7 @@ from murmurate.training.run import Run
 Log = Callable[[str], None]
 SECONDS = 1.5  # for which a pilot is measured
 _HANDOVER_SECONDS = 4.0
-_STEADY = 1.2  # a factor between two measurements of the same, above which a machine is not steady
+_STEADY = 1.2  # greatest ratio of two measurements of one quantity on a steady machine
 
 
 def busy_elsewhere(seconds: float = 0.5) -> float:
@@ -71,7 +71,8 @@ def _with_batch(run: Run, batch: int) -> Run:
 
 def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     """Measure ``run``'s primitives at several sizes, and at its own size also while all cores compute. What
-    the profile says of how fast it learns is kept."""
+    the profile says of how fast the recipe learns is kept. Raises Refusal and RunFailed as ``pilot_run`` and
+    ``pilot.measure`` do."""
     pilots: list[Pilot] = []
     runs = sizes(run)
     for number, pilot in enumerate(runs, 1):

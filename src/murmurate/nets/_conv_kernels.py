@@ -64,15 +64,15 @@ def has_kernels_for(dtype: torch.dtype) -> bool:
 
 
 def run(layers: tuple[Layer, ...], blocks: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
-    """Frames in blocks [B, C, height, width], values from 0 to 255, to features [B, width]; None if the
-    kernels cannot do it. ``parameters``: weight and bias of each convolution and of the fully connected
-    layer. Frames get no gradient; a second derivative is refused."""
+    """Frames in blocks [B, C, height, width], values from 0 to 255, to features [B, F]; None if the kernels
+    cannot do it. ``parameters``: weight and bias of each convolution and of the fully connected layer. Frames
+    get no gradient; a second derivative is refused."""
     names = _kernel_names()
     if not names or is_traced() or not _is_supported(blocks, parameters):
         return None
-    width = parameters[-1].shape[0]
-    torso = _torso(names[0], layers, width)
-    if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, width):
+    size = parameters[-1].shape[0]
+    torso = _torso(names[0], layers, size)
+    if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, size):
         return None
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
         features: Tensor = _Passes.apply(torso, blocks, *parameters)  # type: ignore[no-untyped-call]
@@ -112,12 +112,12 @@ def _is_readable(x: Tensor) -> bool:
     return type(x) in _PLAIN and x.is_cpu
 
 
-def _checked(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def _checked(x: Tensor) -> Tensor:
     """``x``, a saved tensor, in the layout that the kernels read, which a hook on it may have changed."""
-    if x.dtype != dtype or not _is_readable(x):
+    if x.dtype != torch.bfloat16 or not _is_readable(x):
         raise RuntimeError(
-            f"a hook on saved tensors returned {x.dtype} on {x.device} for {dtype} on the CPU: let it keep "
-            "dtype and device, or set MURMURATE_NATIVE=off"
+            f"a hook on saved tensors returned {x.dtype} on {x.device} for torch.bfloat16 on the CPU: let it "
+            "keep dtype and device, or set MURMURATE_NATIVE=off"
         )
     return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)
 

@@ -15,7 +15,7 @@ observations [B, *spec.observation_shape] of the world's dtype, casts them to th
 (bfloat16 if ``precision`` says so), and returns features [B, ``out_features``]. Its linear layers and 2-D
 convolutions are initialised orthogonally afterwards; other parameters keep their values. If its attribute
 ``shared`` is False, an actor-critic has one torso for the policy and another for the values. A function whose
-torso cannot read these observations raises ``ValueError``. A torso that is not one of this package's is tried
+torso cannot read these observations raises ``ValueError``. A torso that is named by file or module is tried
 on two observations when it is made.
 """
 
@@ -100,8 +100,10 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
 def trial_result(what: str, module: nn.Module, spec: EnvSpec, *memory: Tensor) -> Any:
     """What ``module`` returns for two observations of zeros (and ``memory``), in evaluation mode.
 
+    what: the module's name in the message.
+
     Raises:
-        ValueError: if it raises anything. what: the module's name in the message.
+        ValueError: if it raises anything.
     """
     observation = torch.zeros(2, *spec.observation_shape, dtype=spec.observation_dtype)
     try:

@@ -43,15 +43,15 @@ def score_sections(groups: Sequence[RunGroup]) -> list[Section]:
     if all(len(group.runs) < 2 for group in groups):
         return []
     figure, title = main_figure(groups), "Scores over runs"
-    scored = {g.label: (g, s) for g in groups if (s := g.values(lambda run: run.fact(figure.name)))}
+    scored = [(g, s) for g in groups if (s := g.values(lambda run: run.fact(figure.name)))]
     if not scored:
         return [Section(title, f"None of the runs has a figure {figure.name} yet.")]
     if not score_statistics.available():
         return [
             Section(title, "Intervals and interquartile means need SciPy: pip install 'murmurate[topics]'")
         ]
-    summaries = [(group, score_statistics.summarized(scores)) for group, scores in scored.values()]
-    with_several = [(group, scores) for group, scores in scored.values() if len(scores) > 1]
+    summaries = [(group, score_statistics.summarized(scores)) for group, scores in scored]
+    with_several = [(group, scores) for group, scores in scored if len(scores) > 1]
     return [_scores(title, figure, summaries), *_improvements(figure, with_several)]
 
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 TAG_BYTES = 16
-# pieces, of at most 1 MiB, under one key: NIST and TLS allow AES-GCM some hundred GB
+# pieces, of at most 1 MiB, under one key; TLS 1.3 allows AES-GCM about 390 GB (RFC 8446, 5.5)
 REKEY_PIECES = 1 << 16
 _LAST_COUNT = 2**64 - 1
 # by name: the class, and the byte order and shift with which Noise turns a counter into a 12-byte nonce

@@ -69,7 +69,8 @@ class NetworkFabric:
     shared_memory: whether vectors for members on the same host, started by the same user, stay in memory that
         both map, unencrypted, with only their address sent. False sends everything.
 
-    Raises MissingExtra without the package cryptography, FabricError if a member does not arrive.
+    Raises MissingExtra without the package cryptography, FabricError if a member does not arrive, and
+    ValueError for an unknown cipher or compression, or a rank that is not below size.
     """
 
     rank: int
