@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from murmurate.errors import Refusal, RunFailed, library_advice
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.spec import EnvSpec, Episode, TimeStep
+from murmurate.worlds import served
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.served import ServedSimulators
 from scripted import Always
@@ -327,6 +329,25 @@ def test_vectors_and_their_ends_are_those_of_the_environment(
     assert step.final_observation is not None
     assert torch.equal(step.final_observation, start + torch.tensor([[0.5, 0.5], [1.0, 1.0]]))
     assert not torch.equal(step.observation, start)
+
+
+def test_a_late_answer_about_states_is_not_taken_for_that_of_the_next_step(
+    vectors: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulators = vectors("works", tmp_path)
+    simulators.reset(5)
+    server = simulators._process.pid
+    monkeypatch.setattr(served, "_SERVER_SECONDS", 0.2)
+    os.kill(server, signal.SIGSTOP)
+    later = threading.Timer(0.5, os.kill, (server, signal.SIGCONT))
+    later.start()
+    assert simulators.state() is None
+    later.join()
+    monkeypatch.setattr(served, "_SERVER_SECONDS", 90.0)
+    step = push(simulators, 0.5, 0.5)
+    assert step.truncated.all()
+    assert "gave no answer and is started again" in step.restarts[0]
+    assert not push(simulators, 0.5, 0.5).restarts
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class ServedSimulators:
         return step
 
     def send(self, action: Tensor) -> None:
-        with contextlib.suppress(OSError):  # a server that is gone is noticed by ``receive``
+        with contextlib.suppress(OSError, EOFError):  # a server that is gone is noticed by ``receive``
             self._request(server.STEP, self._checked_action(action).tobytes())
 
     def _checked_action(self, action: Tensor) -> npt.NDArray[Any]:
@@ -171,7 +171,8 @@ class ServedSimulators:
         try:
             self._request(server.SAVE)
             games = self._answer()
-        except (OSError, EOFError):  # the next step replaces the server
+        except (OSError, EOFError):
+            self.close()  # a late answer would be taken for that of the next step, which replaces the server
             return None
         if None in games:
             return None
