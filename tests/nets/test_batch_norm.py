@@ -175,6 +175,14 @@ def test_one_value_a_channel_is_refused(shape: tuple[int, ...], ghost: int) -> N
         BatchNorm(4, ghost=ghost)(torch.ones(shape))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_value_a_channel_over_all_replicas_is_refused(dtype: torch.dtype) -> None:
+    norm = BatchNorm(4, sum_over=lambda x: x).to(dtype)
+    with pytest.raises(ValueError, match="larger batches"):
+        norm(torch.ones(1, 4, 1, 1, dtype=dtype))
+    assert norm.running_var.tolist() == [1.0] * 4
+
+
 class Meeting:
     """Sums over threads, as a group of replicas does: differentiable, and its backward pass is a sum, too."""
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from murmurate.nets import _normalize_kernels as kernels
 
 SumOver = Callable[[Tensor], Tensor]  # the sum of the replicas' tensors [N]; differentiable
+_ONE_VALUE = "a (ghost) batch has one value for each channel, and so no variance: use larger batches"
 
 
 class BatchNorm(nn.Module):
@@ -60,16 +61,13 @@ class BatchNorm(nn.Module):
         """x and residual [B, C, H, W] to the same shape and dtype; statistics are in float32 or more.
 
         Raises:
-            ValueError: in training, if a channel of a (ghost) batch is a single value, whose variance is 0.
+            ValueError: in training, if a channel of a (ghost) batch is a single value.
         """
         if not self.training:
             return self._evaluate(x, residual, rectify)
         smallest = len(x) % self.ghost or self.ghost if self.ghost else len(x)
         if smallest * x.shape[2] * x.shape[3] == 1 and self.sum_over is None:
-            raise ValueError(
-                f"of images {list(x.shape)}, a (ghost) batch has one value for each channel, and so no "
-                "variance: use larger batches"
-            )
+            raise ValueError(_ONE_VALUE)
         compiled = kernels.can_process(x, residual) and self.weight.dtype == torch.float32
         if not compiled:
             return self._in_torch(x, residual, rectify)
@@ -114,7 +112,7 @@ class BatchNorm(nn.Module):
             scale = self.weight * (variance + self.epsilon).rsqrt()
             parts.append(wide * _column(scale) + _column(self.bias - mean * scale))
             means.append(mean.detach())
-            variances.append(variance.detach() * (count / (count - 1)))
+            variances.append(_unbiased(variance.detach(), count))
         self._follow(torch.stack(means).mean(0), torch.stack(variances).mean(0))
         return _finish(torch.cat(parts) if len(parts) > 1 else parts[0], x.dtype, residual, rectify)
 
@@ -152,7 +150,7 @@ class _Normalize(torch.autograd.Function):
             means.append(mean)
             inverses.append(inverse)
             counts.append(count)
-            variances.append(variance * (count / (count - 1)))
+            variances.append(_unbiased(variance, count))
         ctx.save_for_backward(x, y if rectify else None, weight)
         ctx.statistics = list(zip(means, inverses, counts, strict=True))
         ctx.size, ctx.sum_over, ctx.with_residual = size, sum_over, residual is not None
@@ -213,6 +211,12 @@ def _statistics(x: Tensor, sum_over: SumOver | None) -> tuple[Tensor, Tensor, fl
         mean, mean_square = (sums[:-1] / count).view(2, -1)
         return mean, (mean_square - mean.square()).clamp(min=0), count
     return mean, squares / count, count
+
+
+def _unbiased(variance: Tensor, count: float | Tensor) -> Tensor:
+    if count == 1:  # the count over replicas is known only now
+        raise ValueError(_ONE_VALUE)
+    return variance * (count / (count - 1))
 
 
 def _column(values: Tensor) -> Tensor:
