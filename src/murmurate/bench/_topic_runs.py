@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -13,8 +12,7 @@ import torch
 
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import DataSet, Subset
-from murmurate.errors import RunFailed
-from murmurate.fabric.simulated.fabric import Crashed, Member, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Member, SimulatedFabric
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, SimulatedLearner
@@ -25,8 +23,8 @@ from murmurate.workloads.topics import Topics
 
 
 class Evaluated(NamedTuple):
-    """A perplexity. documents: number of documents from which all replicas have learned. seconds: virtual
-    time. folds: number of steps of the master."""
+    """A perplexity. documents: number of documents from which the replicas together have learned. seconds:
+    virtual time. folds: number of steps of the master."""
 
     documents: int
     seconds: float
@@ -60,7 +58,7 @@ class _PerplexityMonitor:
         self.evaluated: list[Evaluated] = []
         self.documents, self._next, self._left = 0, float(schedule.first), learners
         self.centre: Centre | None = None
-        self.over_at = math.inf
+        self._reached_target = False
         self._folds = 0  # number of folds at the last evaluation
 
     def stepped(self, learner: SimulatedLearner, batch: Batch) -> None:
@@ -79,11 +77,10 @@ class _PerplexityMonitor:
             self._next += self.schedule.first
         else:
             self._next = self.documents * self.schedule.factor
-        if perplexity <= self.schedule.target:
-            self.over_at = now
+        self._reached_target |= perplexity <= self.schedule.target
 
     def is_over(self, learner: SimulatedLearner) -> bool:
-        return self.over_at < math.inf or self.documents >= self.schedule.most
+        return self._reached_target or self.documents >= self.schedule.most
 
     def joiners_waiting(self, learner: SimulatedLearner) -> bool:
         return False
@@ -108,7 +105,8 @@ def evaluations(
 
     The time that an update takes passes between reading the topics and writing to them, so the threads of a
     node overtake one another, as real ones do. In ``murmurate simulate`` it passes before the reading. dense:
-    whether gradients have all rows, so that whole vectors are pushed. Raises RunFailed if a member fails.
+    whether gradients have all rows, so that whole vectors are pushed. Raises StepTooLarge for a step that
+    would shrink a vector to zero or beyond.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -141,9 +139,7 @@ def evaluations(
         monitor.centre = Centre(run, member)
         monitor.centre.run_to_end(monitor)
 
-    ended = fabric.run([learn] * run.replicas + [serve] * run.strategy.centre)
-    if any(isinstance(end, Crashed) for end in ended):
-        raise RunFailed(f"a member of {run.strategy.name} with {run.replicas} replicas died")
+    fabric.run([learn] * run.replicas + [serve] * run.strategy.centre)
     return monitor.evaluated
 
 
