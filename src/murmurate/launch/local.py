@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.1
 
 
 class Local(Launcher):
-    """Processes of this host, one for each replica: the default launcher."""
+    """Processes of this host, one for each replica and for a centre: the default launcher."""
 
     name = "local"
     restarts = True

@@ -1,7 +1,7 @@
 """Policy gradients, and the log-probabilities and entropies of the two usual action distributions.
 
 Logits may be ``-inf`` for forbidden actions: these have probability 0, contribute nothing to the entropy and
-get no gradient.
+get no gradient. Every function raises ``ValueError`` on a wrong rank or shape.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
 def _check_gaussian(mean: Tensor, log_std: Tensor) -> None:
     if mean.dim() < 1:
         raise ValueError("mean must be shaped [..., D], but it is a scalar")
-    # shapes of as many dimensions alone are compared: an export would fix the batch size otherwise
+    # comparing shapes of different numbers of dimensions would make an export fix the batch size
     if log_std.shape != (mean.shape[-1:] if log_std.dim() == 1 else mean.shape):
         raise ValueError(
             f"log_std must be shaped {list(mean.shape[-1:])} or {list(mean.shape)} to go with mean, "

@@ -1,4 +1,7 @@
-"""Q-learning on n-step transitions: targets, temporal-difference errors, and their loss."""
+"""Q-learning on n-step transitions: targets, temporal-difference errors, and their loss.
+
+Every function raises ``ValueError`` on a wrong rank or shape.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ def q_step(
     The arguments are those of these three functions, which check the shapes. On a CPU, numpy computes the
     loss and its gradient (-w min(max(error, -1), 1) / B at the action taken, 0 elsewhere) in closed form: for
     so few numbers the overhead of torch's operations exceeds the arithmetic. On a CUDA device one Triton
-    kernel computes both (``_triton_q``), if Triton is installed.
+    kernel computes both (``_triton_q``), if Triton is installed. For an action that does not exist numpy's
+    raises IndexError, and the kernel's loss and error are NaN.
     """
     shape = q_tm1.shape
     batch = shape[:1]

@@ -36,14 +36,14 @@ class Task:
 
 
 TASKS = {
-    # a fifth of the paper's rollouts: an observation has 105 numbers, so all rollouts would need 9 GB
+    # a fifth of the paper's rollouts: an observation has 105 numbers, so all rollouts would need 9.5 GB
     "ant": Task(300_000, -4.0, starts=20_000, length_end=25, grows=(20_000, 100_000)),
     "halfcheetah": Task(400_000, -3.0, updates=40.0),
     "hopper": Task(125_000, -1.0, length_end=15),
     "inverted-pendulum": Task(20_000, -0.05, updates=10.0, learning_starts=500),
     "walker2d": Task(300_000, -3.0),
 }
-# settings of tasks that Janner et al. do not have
+# settings of the other tasks
 _OTHER, _OTHER_SHORT = Task(300_000), Task(20_000, updates=10.0, learning_starts=500)
 _SHORT_TASKS = ("pendulum", "inverted-double-pendulum")
 

@@ -37,6 +37,7 @@ class Scale:
     A member writes only its own logarithm, so no change is lost if several members shrink a shared vector.
 
     Attributes:
+        shared: whether other members have the same vector.
         keeps_scale: whether row-sparse gradients change only the scale and their rows; else they are made
             dense.
         touched: [V] uint8, or None; entries of changed rows are set to 1.
@@ -113,7 +114,7 @@ class Scale:
     def step(self, rows: Rows, rate: float) -> None:
         """scale * x <- scale * x - rate (shrink scale * x - values), in the scale and a few rows of x [N].
 
-        Raises StepTooLarge for a step to 0 or beyond, and RuntimeError if the scale cannot be folded.
+        Raises StepTooLarge as ``shrink`` does, and RuntimeError if the scale cannot be folded.
         """
         with self.writing():
             if self.shrink(rate * rows.shrink):

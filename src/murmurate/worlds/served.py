@@ -48,13 +48,16 @@ class ServedSimulators:
     """``B`` games of one world. Observations are [B, ...] in float32 or uint8; where the spec is ``stacked``,
     [B, stack * C, H, W], the newest frame last. Vector actions are clipped to their bounds.
 
-    game: "module:Class" of a ``Game``, made with ``options``. scale: factor of the rewards that an agent
-    learns from; returns of episodes are unscaled. threads: number of threads of the server that step games.
-    screen: shape [H, W, 3] of pictures of simulator 0, if they are wanted.
-
+    game: "module:Class" of a ``Game``, made with ``options``. first: index of the first simulator. scale:
+    factor of the rewards that an agent learns from; returns of episodes are unscaled. threads: number of
+    threads of the server that step games. screen: shape [H, W, 3] of pictures of simulator 0, if they are
+    wanted. hang_seconds: time after which a game counts as hung.
     savable: whether the games' states can be saved. If not, a resumed run begins new episodes.
     own_folder: whether the working directory of the games is a temporary one, for games that write their
     settings there.
+
+    Raises RunFailed once a game or the server has failed too often in a row, and in ``reset`` Refusal for a
+    game that cannot be started here.
     """
 
     def __init__(

@@ -183,8 +183,8 @@ class ShmPeer:
         return self._owner.map(self._memory, where)
 
     def region(self, address: RegionAddress) -> Bytes:
-        """A region of the peer, read-only, [address.size_bytes]. Raises OSError if it cannot be mapped; after
-        the next reconnect, the peer's vectors are then sent over TCP."""
+        """A region of the peer, read-only, [address.size_bytes]. Raises OSError or ValueError if it cannot be
+        mapped; after the next reconnect, the peer's vectors are then sent over TCP."""
         cached_address, memory = self._cached_regions.get(address.descriptor, (None, None))
         if cached_address != address or memory is None:  # not cached, or the peer has reused the descriptor
             memory = self._map_region(address)
