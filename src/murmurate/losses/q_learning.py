@@ -130,27 +130,17 @@ def td_error(q_tm1: Tensor, a_tm1: Tensor, target_tm1: Tensor) -> Tensor:
     return target_tm1.detach() - q_tm1.gather(1, a_tm1[:, None])[:, 0]
 
 
-def q_loss(error: Tensor, weight: Tensor | None = None, *, delta: float | None = 1.0) -> Tensor:
-    """Weighted mean of the Huber loss of the errors (half the square where ``delta`` is None).
+def q_loss(error: Tensor, weight: Tensor) -> Tensor:
+    """Weighted mean of the Huber loss of the errors.
 
     Source: Mnih et al. 2015 clip the error to [-1, 1], which is the gradient of Huber's loss with delta = 1;
     the weights are the importance weights of Schaul et al. 2016, Algorithm 1, line 13.
 
     Args:
         error: [B].
-        weight: [B], constants; None: all are 1.
-
-    Raises:
-        ValueError: on a wrong rank or shape, or a delta that is not positive.
+        weight: [B], constants.
     """
     check_rank(1, error=error)
-    if delta is not None and not delta > 0:
-        raise ValueError(f"delta, where the loss becomes linear, must be above 0, but it is {delta}")
-    if delta is None:
-        each = 0.5 * error.square()
-    else:
-        each = F.huber_loss(error, error.new_zeros(error.shape), reduction="none", delta=delta)
-    if weight is None:
-        return each.mean()
     check_shape(error.shape, "error", weight=weight)
+    each = F.huber_loss(error, error.new_zeros(error.shape), reduction="none")
     return (weight.detach() * each).mean()
