@@ -84,8 +84,7 @@ def test_what_is_not_known_is_not_invented() -> None:
     for replica in ("0", "1"):
         assert cells(text, replica)[1] == "starting"
         assert set(cells(text, replica)[2:]) == {"-"}
-    assert "runs until stopped" in text
-    assert "ETA" not in text
+    assert "0.0%   ETA --" in text
     assert "return ▁" not in text
 
 
@@ -153,6 +152,12 @@ def test_env_steps_of_a_batch_that_is_not_complete_are_shown() -> None:
     console.feed([row(10.0, 0, 600)], 600)
     console.feed([], 590)  # a replica that was restarted
     assert "600 env steps" in console.line()
+
+
+def test_a_run_that_its_updates_end_shows_its_end_before_the_first_update() -> None:
+    assert "0.0%   ETA --" in show(80, [], target_updates=100)
+    records = [row(10, i, 800, updates=10) for i in range(2)]
+    assert "10.0%   ETA 0:01:30" in show(80, records, elapsed=10.0, target_updates=100)
 
 
 def test_live_display_starts_and_stops_cleanly() -> None:

@@ -218,9 +218,7 @@ class Console:
         ]
 
     def _bar(self) -> Text:
-        fraction = self._fraction()
-        if fraction is None:
-            return Text("no end given: runs until stopped", style="dim")
+        fraction = self._fraction() or 0.0  # None before the first record of a run that its updates end
         eta = self._eta()
         suffix = f" {fraction:6.1%}   ETA {'--' if eta is None else clock(eta)}"
         width = max(10, self._inner_width() - len(suffix))
