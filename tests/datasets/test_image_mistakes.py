@@ -12,6 +12,7 @@ import pytest
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.datasets.image_shards import ShardsWorld
 from murmurate.errors import Refusal
+from murmurate.training.data_record import refuse_missing
 from pictures import encoded, picture, tar_of, write_folder, write_shards
 
 pytest.importorskip("cv2")
@@ -148,6 +149,15 @@ def test_a_wrong_label_among_right_ones_is_to_be_corrected(tmp_path):
 def test_a_pattern_of_a_shell_is_refused(name, tmp_path):
     with pytest.raises(Refusal, match=rf"{re.escape(name)} has a \* or \?, .*Name a folder"):
         shards_world(tmp_path / name).divided()
+
+
+@pytest.mark.parametrize("pattern", ["gone/{000..003}.tar", "gone/train-{000..003}.tar"])
+def test_a_folder_of_shards_that_is_gone_is_missing(pattern, tmp_path):
+    world = shards_world(tmp_path / pattern)
+    with pytest.raises(Refusal, match=r"which the run began with\. .* --world\.path NEW"):
+        refuse_missing(world)
+    (tmp_path / "gone").mkdir()
+    refuse_missing(world)
 
 
 def test_test_images_of_other_classes_than_the_training_images_are_refused(tmp_path):

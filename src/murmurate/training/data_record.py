@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ def refuse_missing(world: World) -> None:
 
 def _exists(place: str) -> bool:
     """Whether a path exists; for a pattern such as ``shards/{000..146}.tar``, whether its folder does."""
-    folder, brace, _ = place.partition("{")
-    return Path(folder).parent.exists() if brace else Path(place).exists()
+    beginning, brace, _ = place.partition("{")
+    return os.path.exists(os.path.dirname(beginning) or ".") if brace else os.path.exists(place)
 
 
 def places(config: Any) -> Iterator[tuple[str, Any]]:
