@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import locale
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from murmurate.mapping.cost import predict
 from murmurate.mapping.hosts import compute_model, on_hosts
 from murmurate.mapping.learning import Learning, learned_by
 from murmurate.mapping.lines import Line
+from murmurate.mapping.page import write_page
 from murmurate.mapping.precision import in_precision
 from murmurate.mapping.primitives import PRIMITIVES
 from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, exchange_key, key
@@ -216,3 +219,16 @@ def test_shorter_periods_are_considered_where_time_is_the_objective_and_their_ef
     del learning.exponents["period"]
     assert not any("period" in each.name for each in search(run, profile, "time"))
     assert not any("period" in each.name for each in search(run, profile))
+
+
+def test_the_page_is_utf_8_in_every_locale(tmp_path: Path) -> None:
+    run = recipe("cartpole-a2c")
+    profile = profile_of(run, act=1e-3, simulate=1e-3, forward=1e-3)
+    found = [Candidate("", run, 1.0, "env steps/s", "", predict(run, profile))]
+    before = locale.setlocale(locale.LC_CTYPE)
+    try:
+        locale.setlocale(locale.LC_CTYPE, "POSIX")
+        page = write_page(tmp_path / "plan.html", run, profile, found, {})
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    assert "± 0%" in page.read_text(encoding="utf-8")

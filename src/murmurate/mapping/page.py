@@ -67,7 +67,7 @@ def write_page(
         gantt=_gantt(best.run, best.prediction),
         pareto=_pareto(found),
     )
-    path.write_text(html)
+    path.write_text(html, encoding="utf-8")
     return path
 
 
