@@ -189,3 +189,9 @@ def test_learners_that_actors_feed_lose_nothing() -> None:
         # each row is drawn eight times
         ratio = of["draws_per_second"]["median"] / of["inserts_per_second"]["median"]
         assert ratio == pytest.approx(8.0, rel=0.2)
+
+
+def test_a_replay_that_no_batch_fits_in_is_refused() -> None:
+    plan = replay_shared.SharedReplayPlan(capacity=100, batch=256)
+    with pytest.raises(Refusal, match="--capacity 256 at least"):
+        replay_shared.measure(plan, lambda words: None)

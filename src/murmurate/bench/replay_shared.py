@@ -12,6 +12,7 @@ import torch
 
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, median, ratios, spreads
+from murmurate.errors import Refusal
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds
 from murmurate.replay.config import ReplayConfig, open_replay
@@ -69,8 +70,13 @@ def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:
 
     ``share_of_alone`` is a case's draws per CPU second over those of one learner without actors. The cases
     "apart" are processes that each fill their own replay and share nothing: what they lose is due to the
-    caches and the memory bandwidth that cores share.
+    caches and the memory bandwidth that cores share. Raises Refusal for a capacity below a batch.
     """
+    if plan.capacity < plan.batch:
+        raise Refusal(
+            f"--capacity is {plan.capacity} and a batch is {plan.batch}: it would never be full. Use "
+            f"--capacity {plan.batch} at least."
+        )
     cases = {"alone": (1, 0)} | {f"{n} apart": (n, 0) for n in plan.learners if n > 1}
     cases |= {f"{n} learner{'s' * (n > 1)}": (n, plan.actors) for n in plan.learners}
     rows: dict[str, list[dict[str, float]]] = {case: [] for case in cases}
