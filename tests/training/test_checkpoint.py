@@ -22,6 +22,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.record.stored import FORMAT, seal
 from murmurate.replay.interface import Chunk
 from murmurate.training import checkpoint, part_file
+from murmurate.tuning.run_process import can_resume
 
 
 class Crash(BaseException):
@@ -441,6 +442,18 @@ def test_a_chunk_that_both_checkpoints_share_costs_the_replay_and_no_more(tmp_pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert checkpoint.newest(tmp_path) == found
+
+
+def test_a_run_whose_replays_are_damaged_is_resumed_by_a_sweep(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    for _ in range(2):
+        files = _with_chunks(checkpoints, {"a": 1.0})
+    files["a"].write_bytes(b"bad")
+    assert can_resume(tmp_path)
+    for name in ("last", "previous"):
+        (checkpoints / name / "replica-0.safetensors").write_bytes(b"bad")
+    assert not can_resume(tmp_path)
 
 
 def test_who_needs_no_replays_takes_the_newest_and_changes_nothing(tmp_path: Path) -> None:

@@ -191,8 +191,9 @@ def has_finished(folder: Path) -> bool:
 
 
 def can_resume(folder: Path) -> bool:
-    """Whether ``folder`` has an intact checkpoint."""
-    return any(checkpoint.damage(folder / "checkpoints" / name) is None for name in ("last", "previous"))
+    """Whether ``folder`` has a checkpoint from which ``resume`` goes on: at most its replays are damaged."""
+    paths = (folder / "checkpoints" / name for name in ("last", "previous"))
+    return any(checkpoint.damage(path, replays=False) is None for path in paths)
 
 
 def is_held(folder: Path) -> bool:
