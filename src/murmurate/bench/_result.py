@@ -122,7 +122,8 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def format_number(value: Any) -> str:
-    """Four significant digits, with thousands separators."""
+    """Integers and numbers from 1,000 on without decimals, with thousands separators; others with four
+    significant digits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, int) or abs(value) >= 1000:

@@ -5,7 +5,8 @@ A2C has the defaults of Stable-Baselines3 (5 steps, RMSprop at 7e-4); DQN has ba
 transition 8 times, as our recipe does. There is one torch thread, and all simulators run in this process,
 which is faster here than a process for each. On Pong the net is the same as ours (16 filters 8x8/4, 32
 filters 4x4/2, 256 units), given as a features extractor, and the entropy bonus is 0.01. On HalfCheetah, TD3
-and SAC have two layers of 256 units, batches of 256 and an update per env step, after 1,000 random env steps.
+and SAC have one simulator, two layers of 256 units, batches of 256 and an update per env step, after 1,000
+random env steps.
 """
 
 from __future__ import annotations

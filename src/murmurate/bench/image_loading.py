@@ -55,8 +55,8 @@ QUICK, FULL = LoadingPlan(), LoadingPlan(images=2000, rounds=11, batches=40)
 def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
     """Ratios of our images per CPU second. ``ratio_same_functions``: to a DataLoader whose data set calls our
     functions for an image, so that it compares how images pass between processes. ``ratio_pillow``: to a
-    DataLoader whose data set uses Pillow, as torchvision's reference training does. Takes a minute on two
-    cores."""
+    DataLoader whose data set uses Pillow, as torchvision's reference training does. ``_wall``: the same per
+    second. Takes a minute on two cores. Raises Refusal for fewer images than a batch."""
     if plan.images < plan.batch:
         raise Refusal(
             f"{plan.images} images do not make a batch of {plan.batch}: use more, or a smaller batch."

@@ -116,10 +116,8 @@ def work(fabric: ProcessFabric, learners: int, shared: bool, plan: SharedReplayP
         return _learn(_OwnRecords(plan), plan)
     pairs = list(itertools.product(range(learners), range(plan.actors)))
     rings = {pair: ActorRing(fabric.memory_file, _SPEC, plan.simulators) for pair in pairs}
-    stop, ended = (
-        fabric.memory_file.counters("stop", (learners,)),
-        fabric.memory_file.counters("ended", (plan.actors,)),
-    )
+    stop = fabric.memory_file.counters("stop", (learners,))
+    ended = fabric.memory_file.counters("ended", (plan.actors,))
     if fabric.rank >= learners:
         actor = fabric.rank - learners
         put = _act([rings[learner, actor] for learner in range(learners)], stop, plan)

@@ -27,7 +27,6 @@ CLAIM = (
     "Zhang 2022, section 5.3.2.1: more learners change the learning efficiency of most tasks little "
     "(Hammer's falls), and a larger H typically lowers it; figures only, not measured here"
 )
-_ROUNDS = 20  # F
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class SPOLearningPlan:
     learners: tuple[PositiveInt, ...] = (1, 2, 4)
     periods: tuple[PositiveInt, ...] = (5, 10, 25)
     period: PositiveInt = 10
-    rounds: PositiveInt = _ROUNDS
+    rounds: PositiveInt = 20  # F
     batch: PositiveInt = 256
     env_steps: PositiveInt = 300_000
     random_env_steps: PositiveInt = 24_000

@@ -80,7 +80,7 @@ class ControlPolicy(nn.Module):
         return (observation if self.normalizer is None else self.normalizer(observation)).flatten(1)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Observations [B, ...] to the most likely actions [B, *shape], in the bounds of the world."""
+        """Observations [B, ...] to greedy actions [B, *shape] (tanh of the mean), in the world's bounds."""
         out = self.net(self.observation_features(observation))[0].float()
         mean = out if self.deterministic else out.chunk(2, 1)[0]
         return self.bounds.to_world(torch.tanh(mean))

@@ -51,7 +51,7 @@ class Console:
     ``target_env_steps``, ``target_updates`` (of each replica), ``target_seconds``: where the run ends; the
     nearest counts.
     ``unit``: unit of env steps. ``curves``: metrics to print (see ``evaluation.interface.Curve``). ``quiet``:
-    show nothing.
+    show nothing, where no ``console`` is given.
 
     Where its stream fails (the reader of a pipe has ended, the disk is full), it warns once and shows nothing
     from then on: what is shown of a run must not end it.

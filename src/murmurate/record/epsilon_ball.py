@@ -78,7 +78,7 @@ def epsilon_ball(run: RecordedRun) -> Ball | str:
             )
     try:
         topology(name)
-    except (Refusal, ValueError):
+    except Refusal:
         return f"This version knows no topology '{name}'."
     start = max(s.time_seconds[0] for s in run.series("distance_to_mean").values())
     end = max(s.time_seconds[-1] for s in run.series("distance_to_mean").values())
@@ -149,6 +149,6 @@ def _recorded(run: RecordedRun, edges: Array) -> Array:
 
 
 def _sampled(run: RecordedRun, member: int, key: str, edges: Array) -> Array:
-    """``key`` of one replica at each of ``edges`` [G], linear between records; 0 if it was never recorded."""
-    series = run.series(key).get(member)
-    return np.zeros(len(edges)) if series is None else np.interp(edges, series.time_seconds, series.value)
+    """``key`` of one replica at each of ``edges`` [G], linear between records."""
+    series = run.series(key)[member]
+    return np.interp(edges, series.time_seconds, series.value)

@@ -51,7 +51,8 @@ class ExampleSourceConfig(SourceConfig):
 
 
 def check_examples(run: RunView) -> None:
-    """Raise Refusal for options that make no sense in a run that learns from examples."""
+    """Raise Refusal for options that make no sense in a run that learns from examples, or under its
+    strategy."""
     requires = run.learner.requires
     if run.stop_at_return is not None:
         raise Refusal(

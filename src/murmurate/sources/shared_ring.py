@@ -71,7 +71,7 @@ class ActorFailure:
     ends, and its learner reads then."""
 
     def __init__(self, memory_file: SharedMemoryFile) -> None:
-        zone = memory_file.zone("failure")  # whatever the ring has taken before
+        zone = memory_file.zone("failure")  # its place does not depend on the ring's regions
         self._size = zone.counters("size", (1,))
         self._text = zone.take("text", _FAILURE_BYTES)
 

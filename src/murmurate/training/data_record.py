@@ -24,8 +24,8 @@ def record_data(folder: Path, world: World) -> None:
 
 
 def read_fingerprint(folder: Path) -> dict[str, Any] | None:
-    """The fingerprint of a run folder's data set; None if the run learns in simulators. Raises Refusal if the
-    file cannot be read."""
+    """The fingerprint of a run folder's data set; None if it has none (the run learns in simulators, or the
+    file was deleted). Raises Refusal if the file cannot be read."""
     path = folder / _FILE
     try:
         return read_object(path)

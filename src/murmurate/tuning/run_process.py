@@ -126,7 +126,8 @@ def run_all(
     watch: Callable[[Any, Running], None] = lambda key, process: None,
 ) -> int:
     """Start processes, at most ``jobs`` at once, until ``start`` returns None and all have ended; returns the
-    first signal received, or 0. After a signal no process is started; those that run are sent it and awaited.
+    first signal received, or 0. After a signal no process is started, and each ``RunProcess`` is sent it and
+    awaited.
 
     start: returns a key and its process. ended: called with a key and the exit code of its process, which is
     128 + n if signal n ended it; then ``start`` is called again. watch: called with a key and its process now
@@ -164,7 +165,8 @@ def run_all(
 
 
 def with_younger_fields(stored: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """The stored settings of a run, and the recipe's for fields of ``run`` that did not exist then."""
+    """The stored settings of a run. Fields of ``run`` that did not exist then have the recipe's values, those
+    of the strategy its defaults."""
     usual = dataclasses.replace(recipe(run.recipe), strategy=type(run.strategy)())
     return _completed(stored, plain(usual))
 
