@@ -170,6 +170,16 @@ def test_live_display_starts_and_stops_cleanly() -> None:
     assert out.getvalue().endswith("\x1b[?25h")  # the cursor is back
 
 
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    screen = rich.console.Console(file=out, width=80, force_terminal=True)
+    with Console("cartpole-gala", 2, 10_000, console=screen, elapsed=Time()) as console:
+        console.feed(a_run())
+        assert "replica 1 died" in out.getvalue()
+    assert "\x1b[" not in out.getvalue()
+
+
 def test_the_rate_forgets_what_happened_before_a_resume() -> None:
     progress = Progress(2)
     progress.feed([row(90, 0, 400_000), row(100, 1, 500_000), event(100, "resumed", "resumed")])

@@ -1,4 +1,4 @@
-"""The live display of a run in a terminal; without a terminal, plain lines every ten seconds."""
+"""The live display of a run in a terminal; without one, or with TERM=dumb, plain lines every ten seconds."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Console:
         self._live: Live | None = None
 
     def __enter__(self) -> Console:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self.render(), console=self._console, auto_refresh=False)
             with self._tolerant():
                 self._live.start()
