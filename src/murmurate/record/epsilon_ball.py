@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.errors import Refusal
-from murmurate.record.runs import RecordedRun
+from murmurate.record.runs import RecordedRun, Series
 from murmurate.topology import joint_contraction, mixing_matrix, second_singular_value, topology
 
 Array = NDArray[np.float64]
@@ -121,7 +121,8 @@ def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]
     updates = np.stack([run.at(edges, i, "updates") for i in members])
     has_rounds = run.has("rounds")
     rounds = np.stack([run.at(edges, i, "rounds") for i in members]) if has_rounds else updates
-    norms = np.stack([_sampled(run, i, "update_norm", edges) for i in members])
+    norm_series = run.series("update_norm")
+    norms = np.stack([_sampled(norm_series[i], edges) for i in members])
     after, before = np.zeros(len(edges)), np.zeros(len(edges))
     radius = 0.0
     for k in range(1, len(edges)):
@@ -142,13 +143,12 @@ def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]
 def _recorded(run: RecordedRun, edges: Array) -> Array:
     """sqrt(sum_i ||x_i - mean||^2) over the living replicas at each of ``edges`` [G]."""
     total = np.zeros(len(edges))
-    for member in run.series("distance_to_mean"):
+    for member, series in run.series("distance_to_mean").items():
         alive = edges < run.deaths.get(member, np.inf)
-        total += np.where(alive, _sampled(run, member, "distance_to_mean", edges), 0.0) ** 2
+        total += np.where(alive, _sampled(series, edges), 0.0) ** 2
     return np.sqrt(total)
 
 
-def _sampled(run: RecordedRun, member: int, key: str, edges: Array) -> Array:
-    """``key`` of one replica at each of ``edges`` [G], linear between records."""
-    series = run.series(key)[member]
+def _sampled(series: Series, edges: Array) -> Array:
+    """A metric of one replica at each of ``edges`` [G], linear between records."""
     return np.interp(edges, series.time_seconds, series.value)
