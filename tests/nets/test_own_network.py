@@ -49,6 +49,18 @@ class Sum(nn.Module):
         return total[:, :2], total[:, 2], total
 
 
+class Pair(Sum):
+    """Its memory is a pair of tensors, as an LSTM's is."""
+
+    def initial_memory(self, batch: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return torch.zeros(batch, 3), torch.zeros(batch, 3)
+
+
+class Forgetful(Sum):
+    def forward(self, observation: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        return observation[:, :2], observation[:, 2], None
+
+
 class Blind(Both):
     """Reads only observations of another size."""
 
@@ -73,7 +85,8 @@ def _q(spec: EnvSpec, hidden: object) -> nn.Module:
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("their_nets")
     for name, value in {
-        "Both": Both, "Sum": Sum, "q": _q, "Blind": Blind, "Counting": Counting,
+        "Both": Both, "Sum": Sum, "q": _q, "Blind": Blind, "Counting": Counting, "Pair": Pair,
+        "Forgetful": Forgetful,
         "Wide": lambda spec, hidden: nn.Linear(3, 5),
         "single": lambda spec, hidden: nn.Linear(3, 2),
         "narrow": lambda spec, hidden: Both(VECTORS, hidden),
@@ -146,6 +159,11 @@ def test_action_values() -> None:
         (
             "their_nets:narrow",
             r"must return parameters \[B, 2\] and values \[B\].*returns \(\[2, 8\], \[2, 1\]\)",
+        ),
+        ("their_nets:Pair", r"initial_memory .* must return a tensor \[B, M\], .* \(\[2, 3\], \[2, 3\]\)"),
+        (
+            "their_nets:Forgetful",
+            r"must return \(parameters, values, memory\), and it returns \(\[2, 2\], \[2\], NoneType\)",
         ),
         ("their_nets:number", "is of type int, and must be a torch.nn.Module"),
         ("their_nets:broken", "raised TypeError"),

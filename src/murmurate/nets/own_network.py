@@ -124,10 +124,16 @@ def policy_value_net(
     net = OwnActorCritic(_make_net(spec, network, hidden, generator), _normalizer(spec, normalize))
     size = spec.actions or sum(spec.factors) or 2 * math.prod(spec.action_shape)
     memory = net.initial_memory(2)
+    if not isinstance(memory, Tensor | None):
+        raise ValueError(
+            f"initial_memory of the net {network} must return a tensor [B, M], and it returns "
+            f"{described(memory)}"
+        )
     memories = () if memory is None else (memory,)
     result = trial_result(f"the net {network}", net.network, spec, *memories)
     count = 2 if memory is None else 3
-    if not isinstance(result, tuple) or len(result) != count:
+    is_right = isinstance(result, tuple) and all(isinstance(part, Tensor) for part in result)
+    if not is_right or len(result) != count:
         expected = "(parameters of the policy, values)" if memory is None else "(parameters, values, memory)"
         raise ValueError(f"the net {network} must return {expected}, and it returns {described(result)}")
     if result[0].shape != (2, size) or result[1].numel() != 2:
