@@ -28,7 +28,9 @@ def test_seeds_are_read_and_written(text: str, seeds: list[int]) -> None:
     assert read_seeds(seed_text(seeds)) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "0-", "0..4", "1.5", "0-99999", "١"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "-1", "0-", "0..4", "1.5", "0-99999", "0-5999,7000-12999", f"{2**63}", "١"]
+)
 def test_what_are_no_seeds_is_refused(text: str) -> None:
     with pytest.raises(Refusal):
         read_seeds(text)

@@ -191,9 +191,11 @@ def read_seeds(text: str) -> list[int]:
         if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
             raise Refusal(f"--seeds takes seeds such as 0-4 or 0,3,7, not '{text}'.")
         low, high = int(first), int(last) if dash else int(first)
-        if high < low or high >= 2**63:
+        if high < low:
             raise Refusal(f"--seeds: {part} is no range of seeds; give the smaller one first, as in 0-4.")
-        if high - low >= MOST_SEEDS:
+        if high >= 2**63:
+            raise Refusal(f"--seeds: {high} is too large; give numbers below 2**63.")
+        seeds.update(range(low, min(high + 1, low + MOST_SEEDS + 1)))
+        if len(seeds) > MOST_SEEDS:
             raise Refusal(f"--seeds {text} are more than {MOST_SEEDS:,} runs. Give fewer.")
-        seeds.update(range(low, high + 1))
     return sorted(seeds)
