@@ -1,5 +1,6 @@
 """The benches on simulated clusters, at sizes of no use but for testing; HSA2C's bounds."""
 
+import dataclasses
 import json
 
 import pytest
@@ -14,6 +15,7 @@ from murmurate.bench.hsa2c_scaling import (
     hsa2c,
     points_per_second,
 )
+from murmurate.errors import Refusal
 from murmurate.simulation.bounds import total_bounds
 
 QUIET = progress_log(True)
@@ -66,6 +68,14 @@ def test_the_straggler_bench_tells_the_two_kinds_apart():
     json.dumps(result)
     assert result["asynchronous_least_kept"] > 0.9
     assert result["synchronous_least_kept"] < 0.5
+
+
+def test_the_straggler_bench_names_steps_that_it_takes(monkeypatch):
+    monkeypatch.setattr(straggler_simulated, "strategies", dict)
+    plan = straggler_simulated.SimulatedStragglerPlan(steps=30, times=1.1)
+    with pytest.raises(Refusal, match=r"is 30, no multiple of --times. Use --steps 33\."):
+        straggler_simulated.measure(plan, QUIET)
+    straggler_simulated.measure(dataclasses.replace(plan, steps=33), QUIET)
 
 
 def test_the_chaos_bench_counts_what_is_lost():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from fractions import Fraction
+from typing import Annotated, Any
 
 from murmurate.bench import _simulated
 from murmurate.bench._result import Log
 from murmurate.errors import Refusal
-from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds
+from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds, Range
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
 
@@ -26,7 +27,7 @@ class SimulatedStragglerPlan:
     runs that measure learning. learning_steps: number of steps of these runs.
     """
 
-    replicas: tuple[PositiveInt, ...] = (4, 32, 128, 1000)
+    replicas: tuple[Annotated[int, Range(2)], ...] = (4, 32, 128, 1000)
     steps: PositiveInt = 16
     step_seconds: PositiveSeconds = 0.01
     times: PositiveFloat = 4.0
@@ -44,8 +45,11 @@ def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
 
     Exchanges cost time, too, so ``others_kept`` is below 1 even without a straggler.
     """
-    if plan.steps % plan.times:  # else the others wait at the end for the straggler's last step
-        raise Refusal(f"--steps is {plan.steps}, no multiple of --times. Use --steps {int(10 * plan.times)}.")
+    # of any other number of steps the straggler's last one would end late, and the others would wait for it
+    least = Fraction(str(plan.times)).numerator
+    if plan.steps % least:
+        steps = least * max(1, round(plan.steps / least))
+        raise Refusal(f"--steps is {plan.steps}, no multiple of --times. Use --steps {steps}.")
     names = [name for name in plan.strategies or sorted(strategies()) if name != "solo"]
     cluster = Cluster(compute=f"straggler:{plan.step_seconds},{plan.times}", network=plan.network)
     rows: dict[str, dict[str, Any]] = {}
