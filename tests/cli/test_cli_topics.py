@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import murmurate
+from murmurate.cli import topics
 from murmurate.cli.main import main
 from murmurate.cli.topics_page import _excerpt
 from murmurate.datasets.generated import generate
@@ -193,6 +194,11 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
     ]:
         said = refused(capsys, *arguments)
         assert words in said, (arguments, said)
+
+
+def test_a_run_whose_learner_estimates_nothing_has_no_topics(folder, capsys, monkeypatch):
+    monkeypatch.setattr(topics, "load_agent", lambda run, folder: object())  # as a classifier of images
+    assert "is no topic model" in refused(capsys, "topics", "show", folder)
 
 
 def test_a_run_is_evaluated_by_the_common_command_too(folder, capsys):

@@ -192,7 +192,7 @@ def load(folder: Path) -> FittedTopics:
     run = stored(folder)
     learner = load_agent(run, checkpoint.newest(folder / "checkpoints", replays=False))
     fingerprint = read_fingerprint(folder)
-    topics = learner.estimate() if fingerprint is not None else None
+    topics = learner.estimate() if hasattr(learner, "estimate") else None
     if fingerprint is None or not isinstance(topics, Topics):
         raise Refusal(f"{run.recipe} is no topic model; fit one with: murmurate topics fit")
     return FittedTopics(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)
