@@ -166,6 +166,14 @@ def test_observations_that_are_refused(space: Any, observe: tuple[str, ...], wor
         observation_format(space, "car", observe)
 
 
+@pytest.mark.parametrize("text", ["abcde", "é", 5])
+def test_texts_that_do_not_fit_are_refused(text: object) -> None:
+    convert = observation_format(spaces.Dict({"sign": spaces.Text(4)}), "car").convert
+    assert len(convert({"sign": "abc"})) == 4
+    with pytest.raises(ValueError, match=f"'sign' of its observation is {text!r}, and not in Text"):
+        convert({"sign": text})
+
+
 @pytest.mark.parametrize("kind", [kind for kind in ACTIONS if kind != "vectors"])
 def test_every_joint_action_is_one_of_the_environments_own(kind: str) -> None:
     space = ACTIONS[kind]

@@ -286,6 +286,8 @@ def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
     except (KeyError, IndexError, TypeError):
         raise ValueError(f"{place} is missing") from None
     if space.shape is None:  # Text
+        if not isinstance(part, str) or len(part) > space.max_length or set(part) - space.character_set:
+            raise ValueError(f"{place} is {part!r}, and not in {space}")
         return
     shape = np.shape(part)
     if [n for n in shape if n != 1] != [n for n in space.shape if n != 1]:  # a number is as good as [1]
