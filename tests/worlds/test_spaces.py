@@ -153,7 +153,7 @@ def test_a_discrete_observation_may_have_another_type() -> None:
         (
             spaces.Dict({"a": spaces.Dict({"eye": IMAGE})}),
             (),
-            r"'a.eye' beside other values.*--world.observe",
+            r"'a.eye' in a Dict or Tuple.*--world.observe",
         ),
         (spaces.Dict({"eye": IMAGE, "b": spaces.Discrete(2)}), ("eye", "b"), "image 'eye'"),
         (spaces.Dict({"eye": IMAGE}), ("ear",), "no key 'ear'.*from: eye"),

@@ -27,8 +27,8 @@ class ObservationFormat:
     """How observations of a space reach an agent.
 
     shape: shape of one observation. uint8: whether its dtype is uint8; otherwise float32.
-    convert: converts an observation of the space to that shape; raises ``ValueError`` for one that does not
-    fit.
+    convert: converts an observation of the space to an array of that shape; raises ``ValueError`` for one
+    that does not fit.
     """
 
     shape: tuple[int, ...]
@@ -62,8 +62,8 @@ class ActionFormat:
 def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> ObservationFormat:
     """How observations of ``space`` reach an agent.
 
-    Images [H, W, C] become [C, H, W]; other arrays stay as they are; all other observations are flattened to
-    a vector by gymnasium's ``flatten``.
+    Images [H, W, C] become [C, H, W], and stacks of K of them [K C, H, W]; other arrays stay as they are; all
+    other observations are flattened to a vector by gymnasium's ``flatten``.
 
     Args:
         name: name of the world, for messages.
@@ -71,7 +71,7 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             all.
 
     Raises:
-        Refusal: for an image among other values, a space without a fixed size, or a key that is not there.
+        Refusal: for an image in a Dict or Tuple, a space without a fixed size, or a key that is not there.
     """
     selected, pick = _selected(space, name, observe)
     if isinstance(selected, spaces.Box) and selected.shape:
@@ -83,13 +83,15 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
         )
     if images := [path for path, leaf in _leaves(selected) if _is_image(leaf)]:
         raise Refusal(
-            f"The observations of {name} hold the image '{images[0]}' beside other values, and an agent "
-            "reads an image or a vector. Choose with --world.observe KEY,...: the image alone, or keys "
-            "without it."
+            f"The observations of {name} hold the image '{images[0]}' in a Dict or Tuple, and an agent reads "
+            "an image or a vector. Choose keys of a Dict with --world.observe KEY,...: the image alone, or "
+            "keys without it; or apply a wrapper that gives an array."
         )
     if not selected.is_np_flattenable:
         unfit = [
-            f"'{path}' ({type(leaf).__name__})" for path, leaf in _leaves(selected) if not _is_fixed(leaf)
+            f"'{path}' ({type(leaf).__name__})"
+            for path, leaf in _leaves(selected)
+            if not leaf.is_np_flattenable
         ]
         raise Refusal(
             f"The observations of {name} hold {', '.join(unfit)}, which has no fixed size. Choose other keys "
@@ -180,7 +182,8 @@ def action_format(space: Any, name: str, joint_actions: int = JOINT_ACTIONS) -> 
         )
     leaves = [leaf for _, leaf in _leaves(space)]
     if leaves and all(isinstance(leaf, spaces.Box) for leaf in leaves):
-        low, high = (np.concatenate([np.ravel(x) for x in bound]) for bound in _bounds(leaves))
+        low = np.concatenate([np.ravel(leaf.low) for leaf in leaves])
+        high = np.concatenate([np.ravel(leaf.high) for leaf in leaves])
         return _vector_actions(
             low,
             high,
@@ -253,11 +256,6 @@ def _is_image(space: Any) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
 
 
-def _is_fixed(space: Any) -> bool:
-    """Whether the space's flattened observations have a fixed size."""
-    return bool(space.is_np_flattenable)
-
-
 def _leaves(space: Any) -> Iterator[tuple[str, Any]]:
     """(path, space) of each innermost space of a Dict or Tuple, in order; else of ``space`` itself."""
     for path, leaf in _parts(space):
@@ -279,7 +277,7 @@ def _parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
     """Raise ``ValueError`` unless ``observation`` has a part of the shape of ``space`` at ``path``, and for a
-    discrete space one of its values."""
+    discrete space or a Text one of its values."""
     place = f"'{'.'.join(map(str, path))}' of its observation" if path else "its observation"
     try:
         part = _item_at(observation, path)
@@ -334,8 +332,8 @@ def _path(space: Any, name: str, key: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _item_at(tree: Any, path: Sequence[str]) -> Any:
-    """What nested dicts hold at the end of ``path``."""
+def _item_at(tree: Any, path: Sequence[Any]) -> Any:
+    """What nested dicts and tuples hold at the end of ``path``."""
     for key in path:
         tree = tree[key]
     return tree
@@ -361,10 +359,6 @@ def _vector_actions(
     low: Any, high: Any, shape: tuple[int, ...], convert: Callable[[Any], Any]
 ) -> ActionFormat:
     return ActionFormat(0, (), shape, tuple(map(float, low.flat)), tuple(map(float, high.flat)), convert)
-
-
-def _bounds(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    return [leaf.low for leaf in leaves], [leaf.high for leaf in leaves]
 
 
 def _counts(leaf: Any) -> list[int]:
