@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from murmurate.sources import service_links
-from murmurate.sources.service_links import MESSAGE_BYTES, DrawReply, DrawRequest, ShardAddress
+from murmurate.sources import service_links, service_sampler
+from murmurate.sources.service_links import MESSAGE_BYTES, DrawReply, DrawRequest, ShardAddress, Stream
 from murmurate.sources.service_processes import SamplerProcess
+from murmurate.sources.service_sampler import SamplerLoop, SamplerSettings
 from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayout
 from waiting import DEADLINE_SECONDS, until
 
@@ -51,6 +52,24 @@ class Shard:
         self._listener.close()
         if self._link is not None:
             self._link.close()
+
+
+def test_dialling_hosts_that_do_not_answer_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dial(*arguments: object) -> socket.socket:
+        beats.append(sampler._slots.beats)
+        raise TimeoutError
+
+    monkeypatch.setattr(service_sampler, "dial", dial)
+    beats: list[float] = []
+    ready, wake = os.eventfd(0), os.eventfd(0)
+    memory = os.memfd_create("slots")
+    os.truncate(memory, LAYOUT.size_bytes)
+    sampler = SamplerLoop(SamplerSettings(Stream(0, 0, "token"), LAYOUT, memory, wake, ready))
+    sampler.addresses.put({k: ShardAddress(0, k, f"shard {k}") for k in range(3)})
+    sampler._connect()
+    assert len(set(beats)) == 3
+    for descriptor in (ready, wake, memory):
+        os.close(descriptor)
 
 
 @pytest.fixture

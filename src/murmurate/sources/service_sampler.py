@@ -188,6 +188,7 @@ class SamplerLoop:
                 self._poll.register(shard.link.fileno(), select.EPOLLIN)
                 changed = True
             changed |= shard.is_gone != was_gone
+            self._slots.beat()  # a host that does not answer takes seconds for each of its shards
         if changed:
             self._slots.set_shards(len(self._by_link))
             if self._is_complete:
