@@ -220,11 +220,10 @@ def test_the_validation_accuracy_is_measured_and_saved() -> None:
     assert other.state() == it.state()
 
 
-def test_what_is_exported_needs_no_murmurate(tmp_path: Path) -> None:
+def test_the_program_is_a_copy_that_gives_probabilities() -> None:
     it = learner()
     trained(it, 3)
-    it.export(tmp_path / "net.pt2")
-    program = torch.export.load(tmp_path / "net.pt2").module()
+    program = it.program()
     data = images(9).select(range(9)).images
     torch.testing.assert_close(program(data), it.logits(data).softmax(1), rtol=1e-4, atol=1e-5)
     assert it.net.training  # and trains on

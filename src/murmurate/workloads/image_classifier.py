@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -253,14 +252,6 @@ class ClassifierLearner:
         *found, readable = (group or Group.of_one()).map_reduce(sums, starts, "sum").tolist()
         accuracy, top5, loss = (value / max(readable, 1) for value in found)
         return {"accuracy": accuracy, "top5_accuracy": top5, "loss": loss, "images": int(readable)}
-
-    def export(self, path: str | Path) -> None:
-        """Write a ``torch.export`` program to ``path`` (.pt2): uint8 images [B, C, H, W] to probabilities
-        [B, K], in float32, on a CPU. ``torch.export.load(path).module()`` runs it without this package."""
-        program = self.program()
-        example = torch.zeros(2, *self.net.shape, dtype=torch.uint8)
-        batch = torch.export.Dim("batch", min=1)
-        torch.export.save(torch.export.export(program, (example,), dynamic_shapes=({0: batch},)), path)
 
     def program(self) -> nn.Module:
         """A copy that maps uint8 images [B, C, H, W] to probabilities [B, K], in float32 on a CPU."""
