@@ -79,16 +79,6 @@ def default_passes(run: Run) -> float:
     return max(5.0, math.ceil(documents / max(run.world.spec().examples, 1)))
 
 
-def fit(run: Run, folder: Path, passes: float | None = None) -> Finish:
-    """Train ``run`` for ``passes`` through its corpus; None: until its own end."""
-    if passes is not None:
-        if not passes > 0:
-            raise Refusal(f"--passes is {passes:g}; give a positive number.")
-        documents = run.world.spec().examples
-        run = dataclasses.replace(run, env_steps=max(1, round(passes * documents)))
-    return train(run, folder, launcher(run.launcher), stored)
-
-
 def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path]:
     """``topics fit``: how the run ended, and its folder."""
     try:
@@ -126,14 +116,15 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, 
     ends = given(_with_full_names(rest), run, verb) & {"env-steps", "updates", "minutes"}
     if options.passes is not None and "env-steps" in ends:
         raise Refusal("--passes and --env-steps both say how many documents are read. Leave one out.")
-    has_end = bool(ends)
     world = CorpusWorld(path=str(options.corpus))
-    run = dataclasses.replace(run, world=world, env_steps=None if has_end else run.env_steps)
+    run = dataclasses.replace(run, world=world, env_steps=None if ends else run.env_steps)
     run = change(run, _with_full_names(rest), verb)
     _warn_of_left_out(cast(CorpusWorld, run.world))
     folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
-    passes = options.passes if options.passes is not None or has_end else default_passes(run)
-    finish = fit(run, folder, passes)
+    if options.passes is not None or not ends:
+        passes = default_passes(run) if options.passes is None else options.passes
+        run = dataclasses.replace(run, env_steps=max(1, round(passes * run.world.spec().examples)))
+    finish = train(run, folder, launcher(run.launcher), stored)
     return finish, finish.folder or folder
 
 

@@ -108,7 +108,7 @@ class ReplayConfig:
                 f"--replay.capacity {100 * batch}."
             )
         self._validate_segments(batch)
-        if self.manager == "fpga" and self._is_uniform:
+        if self.manager == "fpga" and self.is_uniform:
             raise Refusal(
                 "replay.manager is fpga, which draws by priority, and replay.alpha is 0. Use --replay.alpha "
                 "0.6, or --replay.manager host."
@@ -125,7 +125,8 @@ class ReplayConfig:
             )
 
     @property
-    def _is_uniform(self) -> bool:
+    def is_uniform(self) -> bool:
+        """Whether priorities never matter."""
         return self.alpha == 0 and not self.alpha_end
 
     def _validate_segments(self, batch: int) -> None:
@@ -240,7 +241,7 @@ def open_replay(
     capacity = config.capacity // simulators * simulators if images else config.capacity
 
     def new_sampler(slots: int, seed: int) -> Prioritized | Uniform:
-        if config._is_uniform:
+        if config.is_uniform:
             return Uniform(slots, seed=seed)
         tree = None
         if config.manager == "fpga":

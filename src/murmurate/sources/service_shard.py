@@ -159,7 +159,6 @@ class ReplayShard:
         self._version = self._restarts = 0
         self._episodes: collections.deque[Episode] = collections.deque()
         self._fields = batch_fields(settings.spec, settings.behaviour)
-        self._is_uniform = config.alpha == 0 and not config.alpha_end
         self._requests: collections.deque[tuple[_Link, DrawRequest]] = collections.deque()
         self._draws: dict[int, Draw] = {}  # number of rows -> memory for their indices
         self._is_paused = False
@@ -319,7 +318,7 @@ class ReplayShard:
             selection = replay.choose(count, request.beta, Draw(self._draws[count].indices, views.weights))
             replay.write(selection, views.columns)
             views.keys.copy_(selection.keys)
-            if not self._is_uniform:
+            if not self.config.is_uniform:
                 # P(i) = count / batch * p_i / sum p, and the weights are (p_i / least p) ** -beta: make them
                 # P(i) ** -beta, up to a factor that is the same in all shards
                 total, least = replay.sampler.mass
