@@ -136,6 +136,14 @@ def test_memory_is_that_of_the_episode() -> None:
         net(observation[0])
 
 
+def test_the_memory_follows_the_net_to_its_device() -> None:
+    net = _net("their_nets:Sum").to("meta")
+    first = torch.zeros(5, 4, dtype=torch.bool, device="meta")
+    memory = net.unroll(torch.zeros(5, 4, 3, device="meta"), net.initial_memory(4), first)[2]
+    assert memory is not None
+    assert memory.is_meta
+
+
 def test_observations_are_normalised_before_the_net_reads_them() -> None:
     net = _net("their_nets:Both", normalize=True)
     assert net.normalizer is not None

@@ -64,7 +64,9 @@ class OwnActorCritic(nn.Module):
         if memory is None:
             raise ValueError("this net is recurrent: give unroll a memory, at first initial_memory(batch)")
         policies, values = [], []
-        initial: Tensor = self.network.initial_memory(batch)  # type: ignore[operator]
+        # the net may make it on the CPU, wherever its parameters are
+        initial: Tensor = self.network.initial_memory(batch).to(first.device)  # type: ignore[operator]
+        memory = memory.to(first.device)
         for seen, begins in zip(observation.unbind(0), first.unbind(0), strict=True):
             memory = torch.where(begins.view(-1, *[1] * (initial.dim() - 1)), initial, memory)
             policy, value, memory = self.network(self._normalised(seen), memory)
