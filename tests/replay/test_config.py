@@ -35,7 +35,7 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
         ("--replay.fit-every 512 --env-steps 1500", "begins to learn after 1,512. .* --replay.fit-every"),
         ("--replay.fit-every 6400000", "before the fit"),
         ("--replay.ahead -1", "replay.ahead is -1"),
-        ("--replay.capacity 10", "it would never be full"),
+        ("--replay.capacity 10", "none could be drawn"),
         ("--replay.learning-starts 60000", "more than the 50000 that are kept"),
         ("--replay.segments 0", "replay.segments is 0; it must be at least 1"),
         ("--replay.segments 1000", "too few for a batch of 64 in each segment"),

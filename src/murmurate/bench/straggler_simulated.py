@@ -22,9 +22,9 @@ class SimulatedStragglerPlan:
     """strategies: the strategies that are run; empty: all but solo.
 
     replicas: the numbers of replicas whose throughput is measured. steps: number of steps of each replica in
-    the runs that measure throughput. step_seconds: virtual seconds of a step. times: how many times as long
-    the straggler's steps take. network: latency and bandwidth. learning_replicas: number of replicas in the
-    runs that measure learning. learning_steps: number of steps of these runs.
+    the runs that measure throughput, a multiple of ``times``. step_seconds: virtual seconds of a step. times:
+    how many times as long the straggler's steps take. network: latency and bandwidth. learning_replicas:
+    number of replicas in the runs that measure learning. learning_steps: number of steps of these runs.
     """
 
     replicas: tuple[Annotated[int, Range(2)], ...] = (4, 32, 128, 1000)

@@ -51,7 +51,7 @@ class RecordErrors:
 
     def add(self, where: int | str, cause: str, detail: str, *, count: int = 1) -> None:
         """Count an error at ``where``, a line number or another place. Raises Refusal unless errors are
-        skipped."""
+        skipped, and for more than a million."""
         if not self.skip:
             raise self.refusal(
                 where, detail, f"Correct the file, or use {SKIP_BAD} to leave out such records."

@@ -3,7 +3,7 @@
 ``NAME`` is a class or function that makes the net, a torch module, from (spec, hidden), as for a torso. A net
 for a policy and its values maps observations [B, ...] to (parameters of the policy [B, A], values [B] or
 [B, 1]); a net for action values maps them to [B, A]. A is the number of discrete actions (with
-``spec.factors``, of all factors together); for vector actions it is twice their dimension, for mean and log
+``spec.factors``, the sum of these); for vector actions it is twice their dimension, for mean and log
 standard deviation side by side. Observations are of the world's dtype.
 
 A net with memory has ``initial_memory(batch)`` [batch, M], and maps (observations, memory [B, M]) to
@@ -115,7 +115,8 @@ def policy_value_net(
     ``actor_critic`` with the other arguments.
 
     Raises:
-        ValueError: if there is no such net, or it returns other shapes; and as ``actor_critic``.
+        ValueError: if there is no such net, if it raises or returns other shapes, and for ``recurrent``
+            beside it; and as ``actor_critic``.
     """
     if not network:
         return actor_critic(
@@ -177,7 +178,7 @@ def action_value_net(
 
 
 def checked_network(name: str) -> str:
-    """``name``, with an absolute path for a file. Raises ValueError if it names no file or module."""
+    """``name``, with an absolute path for a file. Raises ValueError for a name without a colon."""
     if name and ":" not in name:
         raise ValueError(f"there is no net called '{name}': use FILE.py:NAME or module:NAME")
     return plugins.resumable_name(name)

@@ -104,7 +104,7 @@ class ReplayConfig:
             )
         if self.capacity < batch:
             raise Refusal(
-                f"replay.capacity is {self.capacity} and a batch is {batch}: it would never be full. Use "
+                f"replay.capacity is {self.capacity} and a batch is {batch}: none could be drawn. Use "
                 f"--replay.capacity {100 * batch}."
             )
         self._validate_segments(batch)
@@ -235,7 +235,7 @@ def open_replay(
     for large batches. rank: the learner's rank, for the name of its subfolder. behaviour: shapes of the
     tensors stored with each action. device: the learner's device, for images if ``config.images`` is device.
 
-    Raises Refusal if there is not enough memory.
+    Raises Refusal if there is not enough memory or disk, or if another replay uses the folder.
     """
     images = spec.stacked
     capacity = config.capacity // simulators * simulators if images else config.capacity

@@ -60,7 +60,7 @@ class Steps(NamedTuple):
     next_observation: [b, ...]; where an episode was truncated, its final observation, not the first of the
     next episode. Ignored where an episode terminated.
     action_value, next_value: [b], the actor's estimates of Q(s, a) and of max_a Q(s', a). They give the
-    initial priorities (Horgan et al. 2018, section 3). None: the initial priority is the highest so far.
+    initial priorities (Horgan et al. 2018, section 3). None, or a nan: these are the highest so far.
     behaviour: outputs of the behaviour policy [b, ...] float32 by name, stored with the actions.
     """
 

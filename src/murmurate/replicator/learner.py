@@ -20,13 +20,14 @@ class Context:
     """The arguments for building a learner.
 
     spec: spec of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
-    seed: seed of the run, the same for all replicas. updates: planned own updates over the whole run, for
-    schedules; None if only time ends it. examples, validation: training and held-out examples, where the
-    world is a data set; the held-out ones are given to replica 0 alone, or to all if ``identical``. averaged:
-    how many replicas' gradients are averaged for each update (1: each follows its own). identical: whether
-    all replicas have the same parameters after each update, and ``group``. open_group: see ``group``. rank:
-    rank of the replica, for random numbers of its own. heartbeat: to be called now and then within a
-    ``learn`` that takes much longer than others, as members that are silent for long are excluded.
+    seed: seed of the run, the same for all replicas. device: device of the replica. updates: planned own
+    updates over the whole run, for schedules; None if only time ends it. examples, validation: training and
+    held-out examples, where the world is a data set; the held-out ones are given to replica 0 alone, or to
+    all if ``identical``. averaged: how many replicas' gradients are averaged for each update (1: each follows
+    its own). identical: whether all replicas have the same parameters after each update, and ``group``.
+    open_group: see ``group``. rank: rank of the replica, for random numbers of its own. heartbeat: to be
+    called now and then within a ``learn`` that takes much longer than others, as members that are silent for
+    long are excluded.
     """
 
     spec: EnvSpec
@@ -47,7 +48,8 @@ class Context:
         in ``build``; it can be used from the first batch on. A learner that runs alone, in an evaluation for
         example, is a group of one.
 
-        Raises Refusal under a strategy whose replicas do not wait for one another.
+        Raises Refusal under a strategy whose replicas do not wait for one another, and for replicas of
+        several parts.
         """
         return Group.of_one() if self.open_group is None else self.open_group()
 

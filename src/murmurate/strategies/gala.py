@@ -88,7 +88,7 @@ class GALA(Strategy):
         return [living[k] for k in self._graph.in_peers(position, len(living), self._round)]
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        """The mean of the vectors that the living members last published and this member's parameters."""
+        """The mean of this member's parameters and the vectors that other living members last published."""
         return mean_of_published(replica, channel)
 
     def on_member(self, event: MemberEvent) -> None:

@@ -32,7 +32,8 @@ class Sweep:
 
     run: the run to train; its own seed is not used. words: ``train`` and its arguments, without the seed and
     the folder. folder: holds ``sweep.json``, a run folder ``seed-<k>`` for each seed, and ``report.html``.
-    jobs: number of runs at once. If it is more than one, the output of each is in ``seed-<k>.log``.
+    jobs: number of runs at once. If it is more than one, the output of each is in ``seed-<k>.log``. codes: by
+    seed, the exit codes of the runs that have ended.
     """
 
     run: Run

@@ -27,7 +27,7 @@ _WITHOUT_MESA = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "a
 def registered(ident: str, folder: str = "") -> Any:
     """Gymnasium's spec of an id. folder: see ``modules.import_module``.
 
-    Raises ``Refusal`` if it is not registered.
+    Raises ``Refusal`` if it is not registered, or if its module cannot be imported.
     """
     module, _, name = ident.rpartition(":")
     if module:
@@ -126,7 +126,8 @@ def success_of(info: Any) -> bool | None:
 def make_vector(
     ident: str, size: int, mode: str, max_episode_steps: int | None, picture: bool, folder: str
 ) -> Any:
-    """Gymnasium's vector environment of an id. mode: ``async`` or ``vector_entry_point``."""
+    """Gymnasium's vector environment of an id. mode: ``async`` or ``vector_entry_point``. Raises ``Refusal``
+    if it cannot be opened."""
     spec = registered(ident, folder)
     settings = _render_options(picture)
     if max_episode_steps is not None:
