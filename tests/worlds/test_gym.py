@@ -3,6 +3,7 @@
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -221,6 +222,28 @@ def test_an_environment_of_the_users_own() -> None:
         simulators.send(torch.tensor([0, 4, 1]))
     with pytest.raises(ValueError, match="cannot be saved"):
         simulators.load({"physics": [{}] * 3, "generators": [np.random.PCG64(0).state] * 3, "episodes": {}})
+
+
+class Broken(Mystery):
+    def __init__(self) -> None:
+        raise OSError("no device")
+
+
+@pytest.mark.parametrize("mode", ["none", "async"])
+@pytest.mark.parametrize(
+    ("entry_point", "cause"),
+    [
+        (Broken, r"OSError \(test_gym.py:\d+ in __init__\): no device"),
+        ("no_such_module:Env", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_environments_that_cannot_be_made_are_refused(entry_point: Any, cause: str, mode: Any) -> None:
+    gymnasium.register("Broken-v0", entry_point=entry_point)
+    try:
+        with pytest.raises(Refusal, match=f"The world gym:Broken-v0 cannot be opened: {cause}"):
+            GymWorld("Broken-v0", vectorization=mode).open(2, training=True)
+    finally:
+        del gymnasium.registry["Broken-v0"]
 
 
 def test_specs() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from murmurate import errors
+from murmurate.worlds._failures import noted
 from murmurate.worlds.env_state import seed_spaces, silence_mujoco
 from murmurate.worlds.modules import draw_without_screen, import_module, import_triton
 
@@ -72,10 +73,12 @@ def make(
         if "mujoco" in str(problem).lower():
             raise errors.MissingExtra("mujoco", "mujoco", f"The world {name}") from problem
         raise errors.Refusal(f"The world {name} cannot be opened: {problem}") from problem
-    except TypeError as problem:
-        if not picture:
-            raise
-        raise errors.Refusal(f"{no_pictures} ({problem})") from problem
+    except errors.Refusal:
+        raise
+    except Exception as problem:
+        if picture and isinstance(problem, TypeError):
+            raise errors.Refusal(f"{no_pictures} ({problem})") from problem
+        raise _unusable(name, problem) from problem
     if picture and made.render_mode != "rgb_array":
         raise errors.Refusal(no_pictures)
     return made
@@ -136,8 +139,19 @@ def make_vector(
         settings["vector_kwargs"] = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
     try:
         return gymnasium.make_vec(spec, size, vectorization_mode=mode, **settings)
-    except (gymnasium.error.Error, TypeError) as problem:
-        raise errors.Refusal(f"The world {PREFIX}{ident} cannot be opened: {problem}") from problem
+    except errors.Refusal:
+        raise
+    except Exception as problem:
+        raise _unusable(f"{PREFIX}{ident}", problem) from problem
+
+
+def _unusable(name: str, problem: Exception) -> errors.Refusal:
+    """The exception for an environment whose constructor raised ``problem``, or cannot be imported."""
+    place = "" if isinstance(problem, ImportError) else noted(problem)
+    return errors.Refusal(
+        f"The world {name} cannot be opened: {type(problem).__name__}{place}: {problem}"
+        f"{errors.library_advice(problem)}"
+    )
 
 
 def frame_rate(env: Any, usual: float) -> float:
