@@ -76,9 +76,13 @@ def test_it_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (_look("torso")["found"], _look("torso")["status"]) == (found, status)
     monkeypatch.setattr(native, "kernels", None)
     monkeypatch.setattr(native, "simd", "not built: no module")
+    monkeypatch.delenv("MURMURATE_NATIVE", raising=False)
     check = _look("compiled kernels")
     assert check["status"] == "note"
     assert "C++ compiler" in check["advice"]
+    assert " murmurate " in check["advice"]
+    monkeypatch.setenv("MURMURATE_NATIVE", "off")
+    assert _look("compiled kernels")["advice"] == "replay is slower: unset MURMURATE_NATIVE"
     assert _look("torso")["found"] == "torch"
 
 

@@ -124,11 +124,14 @@ def _bfloat16() -> dict[str, str]:
 def _kernels() -> dict[str, str]:
     if native.kernels is not None:
         return _check("compiled kernels", _OK, native.simd)
+    if os.environ.get("MURMURATE_NATIVE") == "off":
+        return _check("compiled kernels", _NOTE, native.simd, "replay is slower: unset MURMURATE_NATIVE")
     return _check(
         "compiled kernels",
         _NOTE,
         native.simd,
-        "replay is slower; with a C++ compiler they can be built: pip install --force-reinstall --no-deps",
+        "replay is slower; with a C++ compiler they can be built: "
+        "pip install --force-reinstall --no-deps --no-cache-dir murmurate (in a checkout: -e .)",
     )
 
 
