@@ -52,7 +52,10 @@ class Range:
         low = f"{'above' if self.exclude_least else 'at least'} {_shortened(self.least)}"
         high = f"{'below' if self.exclude_most else 'at most'} {_shortened(self.most)}"
         if self.most >= _LARGEST_COUNT:
-            return high if number > self.most else low if self.least > -_LARGEST_COUNT else "finite"
+            if number > self.most:
+                return high
+            is_below = -math.inf < number < self.least
+            return low if is_below or self.least > -_LARGEST_COUNT else "finite"
         if self.exclude_least or self.exclude_most:
             return f"{low} and {high}"
         return f"from {_shortened(self.least)} to {_shortened(self.most)}"

@@ -94,6 +94,7 @@ class _Outer:
         ),
         (_Outer(bare=math.nan), "bare is nan; it must be finite. Use --bare 0.0."),
         (_Outer(any=-math.inf), "any is -inf; it must be finite. Use --any 0.0."),
+        (_Outer(any=-1e31), "any is -1e+31; it must be at least -1e+30. Use --any 0.0."),
         (_Outer(limit=0.0), "limit is 0.0; it must be above 0. Use --limit inf."),
         (_Outer(count=True), "count is True; it must be at least 1."),
         (_Outer(own=_Inner(-1.0)), "inside.share is -1.0; it must be from 0 to 1. Use --inside.share 0.5."),
