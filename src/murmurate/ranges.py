@@ -10,6 +10,7 @@ A float without an annotation must be finite, an integer without one must fit in
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import functools
 import math
 import types
@@ -154,8 +155,7 @@ def check_number(name: str, value: Any, kinds: Sequence[NumberKind], default: An
 
 def rounded_down(value: float, digits: int) -> float:
     """The greatest number of so many decimal digits that is at most ``value``, which is above 0."""
-    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    return float(f"{math.floor(value / unit) * unit:.{digits}g}")
+    return float(decimal.Context(prec=digits, rounding=decimal.ROUND_DOWN).create_decimal(str(value)))
 
 
 def _shortened(number: object) -> str:

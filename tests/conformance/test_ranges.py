@@ -23,6 +23,7 @@ from murmurate.ranges import (
     PositiveOrInfinite,
     UnitInterval,
     check_ranges,
+    rounded_down,
 )
 from murmurate.replicator.learner import LearnerConfig
 from murmurate.simulation.cluster import Cluster
@@ -109,3 +110,12 @@ def test_a_number_outside_is_refused_by_the_name_of_its_option(config: Any, sent
 
 def test_numbers_inside_are_accepted() -> None:
     check_ranges(_Outer(count=1, either=0.5, any=-3.0, limit=5, own=_Inner(1.0, (0.0, 1))))
+
+
+def test_numbers_of_so_many_digits_are_not_rounded_down() -> None:
+    """In binary 0.29 / 0.01 is below 29."""
+    for hundredths in range(1, 100):
+        assert rounded_down(hundredths / 100, 2) == hundredths / 100
+    assert rounded_down(1 / 3, 2) == 0.33
+    assert rounded_down(123_456.0, 2) == 120_000
+    assert rounded_down(0.0999, 2) == 0.099
