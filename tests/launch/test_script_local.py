@@ -210,3 +210,23 @@ def test_a_main_below_the_guard_is_refused_with_the_remedy(tmp_path):
     assert ended.returncode == 1
     assert "Refusal: a process cannot import what it is to run" in ended.stderr
     assert "Let it be at module level" in ended.stderr
+
+
+def test_a_program_on_standard_input_may_run_what_others_can_import() -> None:
+    program = """
+import operator
+import murmurate
+
+def main(loop):
+    pass
+
+try:
+    murmurate.run(main, replicas=2)
+except murmurate.Refusal as refusal:
+    print(refusal)
+print(murmurate.run(operator.attrgetter("rank"), replicas=2))
+"""
+    done = subprocess.run([sys.executable], input=program, capture_output=True, text=True, timeout=60)
+    refusal, ranks = done.stdout.splitlines()
+    assert "read from standard input, and other processes cannot import it from there" in refusal, done.stderr
+    assert ranks == "[0, 1]"

@@ -156,11 +156,13 @@ class ScriptSettings:
                 f"the script's main cannot be sent to a process ({error}). Let it be a function at module "
                 "level, or use launcher='inline'."
             ) from error
-        if b"__main__" in content and not hasattr(sys.modules["__main__"], "__file__"):
+        file = getattr(sys.modules["__main__"], "__file__", "<stdin>")
+        if b"__main__" in content and file == "<stdin>":
             raise Refusal(
-                f"{_name(self.main)} was defined in a notebook or at a prompt, and other processes cannot "
-                "import it from there. Write it to a file (in a notebook, %%writefile my_training.py at the "
-                "top of its cell) and import it from there, or use launcher='inline'."
+                f"{_name(self.main)} was defined in a notebook or at a prompt, or read from standard input, "
+                "and other processes cannot import it from there. Write it to a file (in a notebook, "
+                "%%writefile my_training.py at the top of its cell) and import it from there, or use "
+                "launcher='inline'."
             )
         return content
 

@@ -42,6 +42,9 @@ def fork_server(preload: Sequence[str] = PRELOADED_BY_RUNS) -> ForkServerContext
     preload: modules that it imports before the first fork; no effect if it is running already.
     """
     global _early_pid
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) == "<stdin>":  # each process would look for a script of this name
+        del main.__file__
     context = _ensure_running(preload)
     _early_pid = None
     return context
