@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 import time
 
+import pytest
+
+from murmurate.errors import Refusal
 from murmurate.fabric.network import listener
 from murmurate.fabric.network.listener import Listener
 
@@ -33,3 +36,8 @@ def test_expired_connections_make_room_and_no_other_is_closed(monkeypatch) -> No
         for one, other in pairs:
             one.close()
             other.close()
+
+
+def test_an_address_of_another_host_is_refused_with_the_variable_that_names_one() -> None:
+    with pytest.raises(Refusal, match=r"cannot listen at 192\.0\.2\.1 .* Set MURMURATE_ADDRESS"):
+        Listener("192.0.2.1", 2, lambda sock, seconds: None, lambda cause, words: None)

@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from murmurate.errors import Refusal
+
 _HANDSHAKE_SECONDS = 5.0
 # half-open connections that are allowed, beyond one for each member: from one address, and in total
 _SPARE_OF_ADDRESS, _SPARE = 4, 16
@@ -23,8 +25,10 @@ _SWEEP_SECONDS = 0.25  # between two checks of the limits
 class Listener:
     """Accepts connections until ``close``, and calls ``authenticate`` for each in a thread of its own.
 
-    members: number of members of the run. refuse: called with a cause and a sentence, from any thread, when a
-    connection is closed or has to wait.
+    members: number of members of the run. refuse: called with a cause and a sentence, from any thread, when
+    there are too many half-open connections, or none can be accepted at present.
+
+    Raises Refusal if this host cannot listen at ``address``.
     """
 
     def __init__(
@@ -40,7 +44,13 @@ class Listener:
         self._half_open: dict[socket.socket, tuple[str, float]] = {}  # address and time; oldest first
         self._closing = threading.Event()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family, backlog=members + _SPARE)
+        try:
+            self._socket = socket.create_server((address, 0), family=family, backlog=members + _SPARE)
+        except OSError as error:
+            raise Refusal(
+                f"this host cannot listen at {address} ({error.strerror or error}). Set MURMURATE_ADDRESS to "
+                "an address of this host at which the other hosts reach it, or leave it out."
+            ) from error
         self._socket.settimeout(_SWEEP_SECONDS)
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
