@@ -77,6 +77,12 @@ def test_without_a_recipe_there_are_the_options_of_all(capsys: pytest.CaptureFix
     assert "--network" in _text(capsys, "simulate")
 
 
+def test_an_empty_default_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    text = _text(capsys, "train", "cartpole-gala")
+    assert "mlflow (MLflow) (default empty)" in text
+    assert "(default )" not in text
+
+
 def test_resume_shows_what_may_change_with_the_values_of_the_run(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

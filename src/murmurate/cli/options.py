@@ -40,7 +40,8 @@ class Option:
     def help(self, with_value: bool = True) -> str:
         """Its documentation, its value and its range."""
         ranges = dict.fromkeys(str(kind.range) for kind in self.numbers if kind.annotated)
-        facts = [f"default {_plain(self.value)}"] * with_value + [" or ".join(ranges)] * bool(ranges)
+        value = _plain(self.value) or "empty"
+        facts = [f"default {value}"] * with_value + [" or ".join(ranges)] * bool(ranges)
         about = self.about.replace("``", "").removesuffix(".")
         return f"{about} ({'; '.join(facts)})".strip() if facts else about
 
