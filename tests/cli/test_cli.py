@@ -73,6 +73,7 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "the recipe's name": ([_G, "--recipe", "x"], "no field called 'recipe'"),
     "stray word": ([_G, "stray"], "'stray' belongs to no option"),
     "no value": ([_G, "--replicas"], "--replicas needs a value (integer), as in --replicas 4"),
+    "no name": (["cartpole-dqn", "--replay.folder"], "(name or none), as in --replay.folder NAME"),
     "word for a number": ([_G, "--replicas", "four"], "takes integer, not 'four'"),
     "part of a step": ([_G, "--env-steps", "1.5"], "takes integer or none, not '1.5'"),
     "choice": (

@@ -273,6 +273,8 @@ def _example(option: Option) -> str:
         return option.type_name().partition("|")[0]
     if ":" in option.type_name():
         return "20:10"
+    if "name" in option.type_name():
+        return "NAME"
     return "100000" if "integer" in option.type_name() else "10"
 
 
