@@ -289,6 +289,14 @@ def test_a_foreign_checkpoint_is_refused_by_the_parameters_name_and_changes_noth
     with pytest.raises(ValueError, match=r"shape \(4, 2\) for parameter '0.weight' of shape \(3, 2\)"):
         replica.load(other)
     assert torch.equal(replica.params, before)
+    normed = Replica("net", drawn(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False))), sgd)
+    before = normed.params.detach().clone()
+    with pytest.raises(ValueError, match=r"nothing for buffer '1.running_mean' of shape \(3,\)"):
+        normed.load(kept)
+    one = Replica("net", nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(1, affine=False)), sgd).state()
+    with pytest.raises(ValueError, match=r"shape \(1,\) for buffer '1.running_mean'"):
+        normed.load(one)
+    assert torch.equal(normed.params, before)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,17 +49,14 @@ def state_of(replica: Replica) -> dict[str, Any]:
 def load_into(replica: Replica, state: dict[str, Any]) -> None:
     """Restore a state that ``state_of`` returned; if its params are None, the parameters stay unchanged.
 
-    Raises ValueError naming a parameter that does not fit.
+    Raises ValueError, before any change, naming a parameter or buffer that does not fit.
     """
-    params = state["params"]
-    for name, values in () if params is None else replica.named_views():
-        stored = params.get(name)
-        if stored is None or stored.shape != values.shape:
-            present = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
-            raise ValueError(
-                f"the checkpoint has {present} for parameter '{name}' of shape {tuple(values.shape)}; "
-                "it belongs to another network. Resume with the network of the checkpoint."
-            )
+    params, fixed = state["params"], fixed_tensors(replica)
+    # older checkpoints have no frozen parameters
+    fixed = {k: x for k, x in fixed.items() if k in state["buffers"] or not isinstance(x, nn.Parameter)}
+    if params is not None:
+        _check_shapes("parameter", replica.named_views(), params)
+    _check_shapes("buffer", fixed.items(), state["buffers"])
     if state["optimizer"]:
         materialise(replica.optimizer, replica.make_optimizer)
     with torch.no_grad():
@@ -76,9 +73,8 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
                     _restore(replica, group_state, key, state["optimizer"][f"{index}.{key}"], index)
                 else:  # saved before the first step created it
                     del group_state[key]
-        for name, fixed in fixed_tensors(replica).items():
-            if name in state["buffers"] or not isinstance(fixed, nn.Parameter):  # formerly buffers alone
-                fixed.copy_(state["buffers"][name])
+        for name, x in fixed.items():
+            x.copy_(state["buffers"][name])
     groups = replica.optimizer.param_groups
     for group, rate in zip(groups, state["learning_rates"], strict=True):
         group["lr"] = rate
@@ -87,6 +83,17 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
             group[key] = tuple(settings[key]) if isinstance(settings[key], list) else settings[key]
     replica.clock = int(state["clock"])
     replica.reload()
+
+
+def _check_shapes(kind: str, own: Iterable[tuple[str, Tensor]], stored: Mapping[str, Tensor]) -> None:
+    for name, values in own:
+        saved = stored.get(name)
+        if saved is None or saved.shape != values.shape:
+            present = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
+            raise ValueError(
+                f"the checkpoint has {present} for {kind} '{name}' of shape {tuple(values.shape)}; "
+                "it belongs to another network. Resume with the network of the checkpoint."
+            )
 
 
 def tensors_of(replica: Replica) -> dict[str, Tensor]:
