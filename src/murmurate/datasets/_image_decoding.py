@@ -93,11 +93,7 @@ def decode_crop(
         reduction *= 2
     part = _part(_decoded(data, reduction), crop, 1 / reduction)
     if part.shape != into.shape:
-        # bilinear interpolation leaves out pixels where the image shrinks to less than a half
-        shrinks = part.shape[0] > 2 * height or part.shape[1] > 2 * width
-        part = cv2.resize(
-            part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-        )
+        part = _resized(part, height, width)
     if mirror:
         part = cv2.flip(part, 1)
     cv2.cvtColor(part, cv2.COLOR_BGR2RGB, dst=into)
@@ -105,11 +101,8 @@ def decode_crop(
 
 def resized_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
     """``crop`` of an image [H, W, C], scaled to the image's own size."""
-    cv2, (height, width, channels) = opencv(), pixels.shape
-    part = _part(pixels, crop, 1)
-    shrinks = part.shape[0] > 2 * height or part.shape[1] > 2 * width
-    scaled = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return np.asarray(scaled).reshape(height, width, channels)
+    height, width, _ = pixels.shape
+    return np.asarray(_resized(_part(pixels, crop, 1), height, width)).reshape(pixels.shape)
 
 
 def centre_crop(height: int, width: int, size: int, shortest: int) -> Crop:
@@ -128,6 +121,13 @@ def _part(image: NDArray[np.uint8], crop: Crop, scale: float) -> NDArray[np.uint
     bottom = min(max(round((crop.top + crop.height) * scale), top + 1), height)
     right = min(max(round((crop.left + crop.width) * scale), left + 1), width)
     return image[top:bottom, left:right]
+
+
+def _resized(image: NDArray[np.uint8], height: int, width: int) -> Any:
+    cv2 = opencv()
+    # bilinear interpolation leaves out pixels where the image shrinks to less than a half
+    shrinks = image.shape[0] > 2 * height or image.shape[1] > 2 * width
+    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
 def _decoded(data: bytes, reduction: int) -> Any:

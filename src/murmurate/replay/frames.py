@@ -119,11 +119,16 @@ class Frames:
 
     def buffers(self, count: int, pinned: bool = False) -> Tensor:
         """[count, stack + n, (C,) H, W] for ``read`` to write into; reused once nothing refers to it."""
-        shape = (count, self.window, *self.shape)
+        if pinned and self._device is None:
+            shape = (count, self.window, *self.shape)
+            return torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return self._empty(count, self.window)
+
+    def _empty(self, count: int, frames: int) -> Tensor:
+        """[count, frames, (C,) H, W]."""
+        shape = (count, frames, *self.shape)
         if self._device is not None:
             return torch.empty(shape, dtype=torch.uint8, device=self._device)
-        if pinned:
-            return torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=True)
         # pooled, because page faults on newly allocated memory would cost as much as the copy
         return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
 
@@ -142,11 +147,7 @@ class Frames:
         self._gather(first, out, copier)
         if steps is None or (steps == self.steps).all():
             return FrameWindow(out, self.stack)
-        shape = (len(slots), self.stack, *self.shape)
-        if self._device is not None:
-            after = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        else:
-            after = as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
+        after = self._empty(len(slots), self.stack)
         self._gather(first + torch.from_numpy(steps), after, copier)
         return FrameWindow(out, self.stack, after)
 

@@ -138,10 +138,9 @@ def refuse_not_finite(saved: Tensor, name: str) -> None:
 def _initial_of_partial(replica: Replica, stored: dict[str, Any]) -> list[dict[str, Any]]:
     """The initial state of the optimizer if ``stored`` lacks that of some parameters; else nothing. Plain
     optimizers have none of a parameter before its first gradient."""
-    bounds = replica.group_bounds
     for key, value in stored.items():
         if isinstance(value, dict):
-            start, stop = bounds[int(key.split(".", 1)[0])] if len(bounds) > 1 else (0, len(replica))
+            start, stop = replica.group_bounds[int(key.split(".", 1)[0])]
             if len(value) < sum(start <= part.start < stop for part in replica.slices):
                 return initial_state(replica.optimizer, replica.make_optimizer)
     return []
@@ -154,7 +153,7 @@ def _restore(replica: Replica, group_state: dict[str, Any], key: str, stored: An
         return
     if isinstance(stored, dict):
         flat = group_state[key].clone()  # parts that were not stored have their initial values
-        start = replica.group_bounds[index][0] if len(replica.group_bounds) > 1 else 0
+        start = replica.group_bounds[index][0]
         for part in replica.slices:
             if part.name in stored:
                 view(flat, part, start).copy_(stored[part.name])
@@ -165,7 +164,7 @@ def _restore(replica: Replica, group_state: dict[str, Any], key: str, stored: An
 def _logical(replica: Replica, key: str, value: Any) -> Any:
     """A flat state tensor as named tensors in logical order; other values as they are."""
     index = int(key.split(".", 1)[0])
-    start, stop = replica.group_bounds[index] if len(replica.group_bounds) > 1 else (0, len(replica))
+    start, stop = replica.group_bounds[index]
     if not torch.is_tensor(value) or value.numel() != stop - start or value.dim() != 1:
         return value
     inside = [p for p in replica.slices if start <= p.start and p.stop <= stop]
