@@ -4,7 +4,7 @@
     period: PositiveInt = 10
     rate: Annotated[float, Range(0, 10)] = 0.1
 
-A float without an annotation must be finite, an integer without one must fit in 64 bits.
+A float without an annotation is from -1e30 to 1e30, an integer without one must fit in 64 bits.
 """
 
 from __future__ import annotations

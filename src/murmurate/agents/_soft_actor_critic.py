@@ -65,7 +65,7 @@ class SoftActorCritic:
     ``temperature``. A constant temperature has no replica.
 
     config: a ``SAC``, or another config with its fields. Gradients are computed without autograd: see
-    ``nets.passes``.
+    ``nets.passes``. Raises ValueError for discrete or unbounded actions, and for images.
     """
 
     def __init__(self, config: Any, context: Context) -> None:
@@ -100,7 +100,7 @@ class SoftActorCritic:
 
     @torch.no_grad()
     def act(self, observation: Tensor, generator: torch.Generator, greedy: bool) -> Action:
-        """A draw from the policy, or its most likely action."""
+        """A draw from the policy; greedy: the squashed mean."""
         features = self.policy.observation_features(observation)
         mean, log_std = self._policy_passes.forward(features[None])[-1][0].chunk(2, 1)
         if not greedy:
@@ -110,7 +110,8 @@ class SoftActorCritic:
 
     @torch.no_grad()
     def update(self, data: Sample) -> Update:
-        """One update of the critics, the policy, the temperature and the target critics."""
+        """One update of the critics, the policy, the temperature and the target critics. Raises NotFinite if
+        the critics' loss is NaN or infinite, before any parameter changes."""
         self._update_statistics(data.observation)
         noise = self._noise.of(self._critic.clock)[:, : len(data.reward)]
         alpha = self._temperature.log_alpha.detach().exp()

@@ -65,8 +65,8 @@ class ReplayPlan:
     chi-square test of the draws. drift: capacity and number of updates after which probabilities are compared
     with exact ones.
 
-    calls: number of calls that are timed in a measurement. cold_calls: number of calls that are timed with
-    the tree outside the caches.
+    calls: number of calls that are timed in a measurement; fewer for batches of more than 256. cold_calls:
+    number of calls that are timed with the tree outside the caches.
     """
 
     cases: tuple[ReplayCase, ...] = _SHORT

@@ -104,7 +104,7 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
 
 
 def given(arguments: Sequence[str], config: Any, command: str) -> set[str]:
-    """The full names, without dashes, of the options of ``config`` in ``arguments``; raises as ``change``."""
+    """The full names, without dashes, of ``config``'s options in ``arguments``; raises as ``full_name``."""
     known = {option.name: option for option in options(config)}
     return {full_name(_name(word), known, command) for word in arguments if word.startswith("--")}
 
@@ -114,7 +114,8 @@ def divide(
 ) -> tuple[list[str], list[str]]:
     """``arguments`` split into the options of ``config``'s fields and those of ``other_config``'s.
 
-    Raises Refusal for a field that neither has, with the nearest name of both.
+    Raises Refusal for a field that neither has, with the nearest name of both, and for a bare name that
+    several fields have.
     """
     names = {option.name: option for option in options(config)}
     other_names = {option.name: option for option in options(other_config)}

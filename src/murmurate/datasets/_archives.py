@@ -19,7 +19,8 @@ _ALLOWED_BYTES, _LARGEST_RATIO = 1 << 26, 100
 
 
 def refuse_special(path: Path) -> None:
-    """Raise Refusal for a pipe or a device, because reading it may never end."""
+    """Raise Refusal for a pipe or a device, because reading it may never end, and for a path that cannot be
+    read."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -39,7 +40,7 @@ def refuse_inflated(path: Path, packed_bytes: int, unpacked_bytes: int, remedy: 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an ``.npz`` file, by name. Raises OSError if it cannot be read, ValueError if it is
-    damaged, Refusal for arrays of Python objects."""
+    damaged, Refusal for arrays of Python objects and for a file that unpacks to many times its size."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()

@@ -81,7 +81,7 @@ def decode_crop(
     data: bytes, header: Header, crop: Crop, into: NDArray[np.uint8], mirror: bool = False
 ) -> None:
     """Decode an image file as ``decode`` does, scale its ``crop``, and write it to ``into`` [H, W, 3].
-    mirror: whether to mirror it left to right."""
+    mirror: whether to mirror it left to right. Raises ImageError; MissingExtra without OpenCV."""
     cv2, (height, width) = opencv(), into.shape[:2]
     reduction = 1  # JPEG files can be decoded at 1/2, 1/4 and 1/8 of their size, which is faster
     while (

@@ -135,7 +135,7 @@ class ScriptSettings:
         return replicas
 
     def lost_centre(self) -> str:
-        """Words about a centre that died."""
+        """The message about a centre that died."""
         return (
             f"the centre of {self.strategy.name} died before it had ended, and with it the last updates "
             "of the replicas; see the output above"
@@ -168,7 +168,7 @@ class ScriptSettings:
 
 
 def failure(name: str, end: Exit) -> str:
-    """The message of the error that says that the member called ``name`` failed."""
+    """The message about a member that failed, called ``name``, with its error and traceback."""
     return f"{name} failed: {end.error}" + f"\n\n{end.trace}" * bool(end.trace)
 
 
@@ -179,7 +179,7 @@ def _name(main: Main) -> str:
 
 
 def stdout_of(output: str, rank: int) -> IO[str] | io.TextIOBase:
-    """The stream for this member's output: none, stdout, or stdout with lines marked by rank."""
+    """The stream for this member's output: ``os.devnull``, stdout, or stdout with lines marked by rank."""
     if output == "main":
         return sys.stdout if rank == 0 else open(os.devnull, "w")
     return _Marked(f"[{rank}] ")
@@ -187,7 +187,7 @@ def stdout_of(output: str, rank: int) -> IO[str] | io.TextIOBase:
 
 @contextlib.contextmanager
 def ended(out: IO[str] | io.TextIOBase) -> Iterator[None]:
-    """At the end, write the last line to a stream of whole lines, also if it was not ended."""
+    """At the end, write the last line of a stream of whole lines, even if its end is missing."""
     try:
         yield
     finally:

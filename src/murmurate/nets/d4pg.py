@@ -79,8 +79,8 @@ class CategoricalCritic(nn.Module):
 def random_shift(images: Tensor, pad: int, generator: torch.Generator) -> Tensor:
     """Each image [B, C, H, W] moved by up to ``pad`` pixels along either axis; its edges are repeated.
 
-    Source: Kostrikov et al. 2020 (DrQ), section 3.1: replication padding and a random crop. The offsets are
-    drawn on the generator's device.
+    Source: Kostrikov et al. 2020 (DrQ), section 3.1: replication padding and a random crop. pad: less than
+    the images' height and width. generator: on the CPU.
     """
     height, width = images.shape[2:]
     offsets = torch.randint(-pad, pad + 1, (len(images), 2), generator=generator).tolist()

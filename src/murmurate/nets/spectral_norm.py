@@ -15,10 +15,10 @@ class SpectralNorm(nn.Module):
     everything else] and sigma its largest singular value, estimated by power iteration.
 
     Source: Miyato et al. 2018, section 2.1 and Algorithm 1. ``u`` [outputs] is the estimate of the first left
-    singular vector, a buffer. sigma is |W^T u|, which is u^T W v for v = W^T u / |W^T u|, and its gradient is
-    u v^T as in the paper's eq. 9 (where ``u`` is a constant). Differs: an iteration is made when ``iterate_``
-    is called, not in each forward pass, so that replicas with equal parameters make equally many iterations
-    and have the same ``u``.
+    singular vector, a buffer; ``start_`` draws it, and must be called before the first use. sigma is |W^T u|,
+    which is u^T W v for v = W^T u / |W^T u|, and its gradient is u v^T as in the paper's eq. 9 (where ``u``
+    is a constant). Differs: an iteration is made when ``iterate_`` is called, not in each forward pass, so
+    that replicas with equal parameters make equally many iterations and have the same ``u``.
 
     torch's own parametrization is not used: it draws ``u`` from the global generator and iterates in each
     forward pass of a module in training mode.

@@ -26,7 +26,8 @@ class TraceSchedule:
     """Trace schedule: when spans are recorded. Bursts start ``first_seconds`` after the run's beginning,
     ``first_seconds * growth`` after it and so on, but at most ``longest_pause_seconds`` apart.
 
-    A burst lasts ``seconds`` and at least ``least_iterations`` of the loop, but at most ``most_spans``.
+    A burst lasts ``seconds`` and at least ``least_iterations`` of the loop, but ends after the iteration in
+    which it reaches ``most_spans``.
     """
 
     first_seconds: float = 1.0

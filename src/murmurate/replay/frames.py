@@ -61,7 +61,8 @@ class Frames:
     contiguous.
 
     device: device whose memory holds the rings and the windows read from them (a learner's GPU); None: host
-    memory from ``allocate``. Raises Refusal if a GPU has not enough memory.
+    memory from ``allocate``. Raises Refusal if a GPU has not enough memory, and ValueError for a ring shorter
+    than two windows of stack + n frames.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def state_of(replica: Replica) -> dict[str, Any]:
-    """Named parameter tensors in logical order, optimizer state, buffers and frozen parameters, clock (all
-    clones).
+    """Named parameter tensors in logical order, optimizer state and settings, buffers and frozen parameters,
+    clock (all clones).
 
     params: the parameters divided by ``exp(log_scale)``, so that a resumed run continues bit for bit.
     """
@@ -112,8 +112,8 @@ def fixed_tensors(replica: Replica) -> dict[str, Tensor]:
 def write_values(replica: Replica, values: Mapping[str, Tensor]) -> None:
     """Overwrite parameters and buffers by those of the same names.
 
-    Raises ValueError naming one that only one side has, has another shape, or is not finite; then some may
-    have been overwritten.
+    Raises ValueError naming one that only one side has, that has another shape, or that is not finite; then
+    some may have been overwritten.
     """
     tensors = tensors_of(replica)
     if differing := tensors.keys() ^ values.keys():

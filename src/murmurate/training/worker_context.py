@@ -89,6 +89,8 @@ class Resume:
 class WorkerContext:
     """What a launcher gives to one member: fabric, run state, run folder, and what to resume from.
 
+    started_at: ``time.monotonic()`` in the launcher when the run began or was resumed. offset_seconds: run
+    time before the resume.
     between_steps: called between two steps, and while a source prepares a batch. admission: the fabric again,
     if it supports state transfers. joins: this process replaces one that died, and begins with a state
     transfer.

@@ -63,7 +63,8 @@ class DmcEnv(gymnasium.Env[Any, Any]):
     """Observations are the suite's, concatenated in float32, or [3, size, size] pictures in uint8.
 
     An action is repeated ``action_repeat`` times, or until the episode ends; the reward is the sum. The
-    task's time limit truncates an episode. picture: whether ``render`` can be called.
+    task's time limit truncates an episode. picture: whether ``render`` can be called. Raises ``Refusal`` for
+    a camera that the task lacks, and if MuJoCo cannot draw.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012

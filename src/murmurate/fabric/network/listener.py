@@ -2,7 +2,7 @@
 
 A connection is half-open until its handshake has ended. The duration of half-open connections is limited, and
 so is their number, in total and for each address. A member's handshake takes milliseconds, so if there are
-too many, the oldest is closed.
+too many, the oldest one of the address with the most is closed.
 """
 
 from __future__ import annotations

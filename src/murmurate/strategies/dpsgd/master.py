@@ -15,8 +15,8 @@ from murmurate.strategies.dpsgd.node import REPLY, leader_of
 
 
 class Master:
-    """The master. optimizer: updates v; its learning rate is rho. nodes: the ranks of each node. batch: M.
-    delay_bound: D', or 0 for none.
+    """The master. replica: its parameters are v. optimizer: updates v; its learning rate is rho. nodes: the
+    ranks of each node. batch: M. delay_bound: D', or 0 for none.
     """
 
     def __init__(
