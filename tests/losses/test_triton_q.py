@@ -39,15 +39,21 @@ def test_one_kernel_gives_what_torch_gives(count: int, actions: int) -> None:
     torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("wrong", ["action", "selector"])
+@pytest.mark.parametrize("wrong", ["action", "selector", "reward"])
 def test_what_is_not_a_number_is_seen(wrong: str) -> None:
     from murmurate.losses._triton_q import FusedStep
 
     given = [x.to(GPU) for x in batch(8, 4, seed=0)]
+    given[0].requires_grad_()
     if wrong == "action":
         given[1][3] = 4
-    else:
+    elif wrong == "selector":
         given[5][3, 2] = given[6][3, 2] = torch.nan
+    else:
+        given[2][3] = torch.nan
     loss, error = FusedStep.apply(*given)
     assert loss.isnan()
     assert error.isnan().nonzero().tolist() == [[3]]
+    loss.backward()
+    found = [] if wrong == "action" else [[3, int(given[1][3])]]  # no action has a gradient
+    assert given[0].grad.isnan().nonzero().tolist() == found

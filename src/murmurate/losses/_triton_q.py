@@ -51,7 +51,7 @@ def _step(
     legal = (taken >= 0) & (taken < actions)
     value = tl.load(q_tm1 + row * actions + taken, mask=row_valid & legal, other=float("nan"))
     difference = reward + discount * next_value - value
-    slope = tl.minimum(tl.maximum(difference, -1.0), 1.0)
+    slope = tl.clamp(difference, -1.0, 1.0, propagate_nan=tl.PropagateNan.ALL)  # NaN stays, as in torch
     scaled = tl.load(weight + row, mask=row_valid, other=0.0) * tl.div_rn(slope, count.to(tl.float32))
     tl.store(error + row, difference, mask=row_valid)
     tl.store(loss + row, scaled * (difference - 0.5 * slope), mask=row_valid)
