@@ -15,9 +15,10 @@ from murmurate.errors import Refusal
     ("source", "said"),
     [
         ("\nx = 1 / 0\n", r"raised ZeroDivisionError: division by zero. Correct line 2 of .*_raises.py"),
+        ("import json\n\njson.loads('x')\n", r"raised JSONDecodeError: .* Correct line 3 of .*_raises.py"),
         ("def far(:\n", r"raised SyntaxError: .* Correct it\."),
     ],
-    ids=["divides", "syntax"],
+    ids=["divides", "in a library", "syntax"],
 )
 def test_what_it_raised_is_named(
     form: str, source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,6 +31,8 @@ from typing import Any
 from murmurate.errors import Refusal
 
 IMPORTS = "MURMURATE_IMPORT"
+_OWN = os.path.dirname(__file__) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 @functools.cache
@@ -137,7 +140,8 @@ def _import(name: str) -> ModuleType:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+        package = "" if is_file else module_name.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, package):
             raise Refusal(
                 f"{name} cannot be imported (there is no such module). Give --import (or {IMPORTS}) a module "
                 "that is installed or in the current folder, or a path that ends in .py."
@@ -153,12 +157,25 @@ def _import(name: str) -> ModuleType:
 
 
 def _line_of(error: Exception) -> str:
-    """Where ``error`` was raised: "line 7 of /path/to/file.py"; for a SyntaxError, whose text names the line,
-    "it"."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    """The innermost line outside of libraries where ``error`` was raised: "line 7 of /path/to/file.py"; "it"
+    if there is none, and for a SyntaxError, whose text names the line."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not (frame.filename.startswith(_OWN) or is_in_library(frame.filename))
+    ]
     if isinstance(error, SyntaxError) or not frames:
         return "it"
     return f"line {frames[-1].lineno} of {frames[-1].filename}"
+
+
+def is_in_library(filename: str) -> bool:
+    """Whether a traceback's file belongs to Python or to an installed package."""
+    # by name, as the packages of a user or of another environment may be on the path, too
+    installed = {"site-packages", "dist-packages"} & set(Path(filename).parts)
+    # the frames of compiled code name its source as it was where it was built: numpy/random/_generator.pyx
+    is_python = os.path.isabs(filename) and filename.endswith(".py")
+    return bool(installed) or not is_python or filename.startswith(_STANDARD_LIBRARY)
 
 
 def absolute(name: str) -> str:

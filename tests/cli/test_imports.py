@@ -79,6 +79,7 @@ def test_what_a_module_adds_is_listed(
     ("words", "sentence"),
     [
         ("list --import nowhere", "nowhere cannot be imported (there is no such module)"),
+        ("list --import nowhere.module", "nowhere.module cannot be imported (there is no such module)"),
         ("list --import broken.py", "broken.py cannot be imported (ZeroDivisionError: division by zero)"),
         ("list --import broken.py", "Correct line 1 of "),
         ("list --import", "--import names a module or a file"),

@@ -6,18 +6,17 @@ Imports no torch, so that the game server (``_game_server.py``) can use it.
 from __future__ import annotations
 
 import os
-import sysconfig
 import traceback
 from pathlib import Path
 
 import gymnasium
 
 import murmurate
+from murmurate.plugins import is_in_library
 
 _MOST_PRINTED = 5  # tracebacks that a process prints
 _printed: set[str] = set()
 _OWN = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (murmurate, gymnasium))
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 def noted(problem: BaseException) -> str:
@@ -27,7 +26,7 @@ def noted(problem: BaseException) -> str:
     Prints the traceback to stderr, unless one of the same line was printed before, or several others.
     """
     frames = [f for f in traceback.extract_tb(problem.__traceback__) if not f.filename.startswith(_OWN)]
-    users = [frame for frame in frames if not _is_in_library(frame.filename)]
+    users = [frame for frame in frames if not is_in_library(frame.filename)]
     frame = (users or frames)[-1] if frames else None
     place = "" if frame is None else f" ({os.path.basename(frame.filename)}:{frame.lineno} in {frame.name})"
     kind = f"{type(problem).__name__}{place}"
@@ -35,11 +34,3 @@ def noted(problem: BaseException) -> str:
         _printed.add(kind)
         traceback.print_exception(problem)
     return place
-
-
-def _is_in_library(filename: str) -> bool:
-    # by name, as the packages of a user or of another environment may be on the path, too
-    installed = {"site-packages", "dist-packages"} & set(Path(filename).parts)
-    # the frames of compiled code name its source as it was where it was built: numpy/random/_generator.pyx
-    is_python = os.path.isabs(filename) and filename.endswith(".py")
-    return bool(installed) or not is_python or filename.startswith(_STANDARD_LIBRARY)
