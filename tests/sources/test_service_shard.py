@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import resource
 import socket
 from multiprocessing.connection import Connection
 from typing import Any
@@ -127,6 +129,16 @@ def test_episodes_are_told_by_the_shards_simulators() -> None:
     rings[1].put(ended)
     shard._insert()
     assert list(shard._episodes) == [Episode(3, 5.0, 7, success=True)]
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 1_100, reason="few files may be open")
+def test_episodes_are_sent_with_any_number_of_open_files() -> None:
+    shard, _ = opened()
+    ours, theirs = socket.socketpair()
+    shard._control = Connection(fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 1_100))
+    shard._episodes.append(Episode(3, 5.0, 7))
+    shard._report_counts()
+    assert Connection(ours.detach()).recv() == ("episodes", [Episode(3, 5.0, 7)])
 
 
 def test_weights_are_those_of_one_mixture_of_all_shards() -> None:

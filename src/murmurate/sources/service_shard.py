@@ -338,9 +338,14 @@ class ReplayShard:
         limiter = self.limiter
         self._counts.set(limiter.inserted, limiter.drawn, len(self.replay), self._version, self._restarts)
         self._counts.beat()
-        if self._episodes and select.select([], [self._control], [], 0)[1]:
+        if self._episodes and self._may_send():
             count = min(_MAX_EPISODES, len(self._episodes))
             self._send("episodes", [self._episodes.popleft() for _ in range(count)])
+
+    def _may_send(self) -> bool:
+        poll = select.poll()  # select.select takes no descriptor above 1,023
+        poll.register(self._control, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def _send(self, kind: str, content: Any) -> None:
         self._control.send((kind, content))
