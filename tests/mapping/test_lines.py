@@ -43,7 +43,7 @@ def test_the_interval_of_noisy_times_holds_the_truth() -> None:
         noise = generator.lognormal(0, 0.05, size=(len(SIZES), 8))
         line = fit([(n, (1e-4 + 1e-5 * n) * x) for n, row in zip(SIZES, noise, strict=True) for x in row])
         held += line.low[1] <= 1e-5 <= line.high[1]
-        assert 0 < relative_width(line, 16) < 0.1
+        assert 0 < relative_width(line) < 0.1
     assert held >= 30
 
 
@@ -60,7 +60,7 @@ def test_the_width_at_the_largest_size_is_the_bootstraps_own() -> None:
     for _ in range(30):
         noise = generator.lognormal(0, 0.1, size=(len(sizes), 8))
         line = fit([(n, (1e-4 + 1e-5 * n) * x) for n, row in zip(sizes, noise, strict=True) for x in row])
-        widths.append(relative_width(line, 32))
+        widths.append(relative_width(line))
         ends.append(line.seconds(32))
-        assert widths[-1] < 0.8 * relative_width(dataclasses.replace(line, width=None), 32)
+        assert widths[-1] < 0.8 * relative_width(dataclasses.replace(line, width=None))
     assert np.mean(widths) == pytest.approx(1.96 * np.std(ends) / np.mean(ends), rel=0.4)

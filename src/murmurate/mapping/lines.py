@@ -80,11 +80,11 @@ def _least_squares(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float
     return min(candidates, key=lambda ab: float(np.sum(((ab[0] + ab[1] * sizes) * weights - 1) ** 2)))
 
 
-def relative_width(line: Line, size: float) -> float:
-    """Half the width of the confidence interval of the time at ``size``, relative to that time; where it was
-    not kept, the upper bound from the intervals of a and b."""
-    if line.width is not None and size == line.sizes[1]:
+def relative_width(line: Line) -> float:
+    """``line.width``; where it was not kept, an upper bound of it, from the intervals of a and b."""
+    if line.width is not None:
         return line.width
+    size = line.sizes[1]
     seconds = line.seconds(size)
     if not seconds:
         return math.inf

@@ -47,7 +47,7 @@ def write_page(
             "name": f"{name}: {PRIMITIVES[name].about}",
             "line": f"{1e6 * line.a:,.1f} us + {1e6 * line.b:,.3f} us n",
             "sizes": f"{line.sizes[0]} to {line.sizes[1]}",
-            "width": f"± {relative_width(line, line.sizes[1]):.0%}",
+            "width": f"± {relative_width(line):.0%}",
             "busy": f"{costs.busy[name]:.2f} times",
         }
         for name, line in costs.lines.items()
