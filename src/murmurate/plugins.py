@@ -37,7 +37,8 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 @functools.cache
 def modules(package: str) -> tuple[ModuleType, ...]:
-    """The public modules of ``package`` ("murmurate.strategies", say), then the modules of plug-ins."""
+    """The public modules of ``package`` ("murmurate.strategies", say), then the modules of plug-ins. Raises
+    Refusal for a plug-in that cannot be imported."""
     spec = importlib.util.find_spec(package)
     folders = [] if spec is None else spec.submodule_search_locations or []
     names = [m.name for m in pkgutil.iter_modules(folders) if not m.name.startswith("_")]
@@ -195,7 +196,7 @@ def load_callable(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The class or function that ``name`` (``FILE.py:NAME`` or ``module:NAME``) refers to; the module may
     also be in the working folder. kind, option: see ``function_in_file``.
 
-    Raises ``ValueError`` if there is none, or if its module raises.
+    Raises ``ValueError`` if there is none, or if its module raises; a Refusal of the module is passed on.
     """
     source, _, path = name.rpartition(":")
     if source.endswith(".py"):
@@ -242,7 +243,7 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The class or function that ``name`` (``FILE.py:NAME``) refers to.
 
     kind, option: what the function is, and the option that names it, for the message of the ``ValueError``
-    that is raised if there is none, or if the file raises.
+    that is raised if there is none, or if the file raises; a Refusal of the file is passed on.
     """
     file, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"murmurate_file_{Path(file).stem}", file)

@@ -77,10 +77,10 @@ def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
     the means over seeds of evaluations while they learned, without the last one.
 
     ``policy_updates``, ``imagined_transitions`` and ``model_error`` are means over seeds. All of these are of
-    the seeds that did not diverge, and None if all did; ``diverged``: number of the others. ``claims``: for
-    each task, whether none of MEMR's seeds diverged and its mean return is at least MBPO's minus one
-    deviation of MBPO's seeds, and MEMR's shares of MBPO's updates and imagined transitions (Zhang 2022,
-    section 3.3.1, claims 1/4 of the updates, and fewer transitions).
+    the seeds that did not diverge, and None or empty if all did; ``diverged``: number of the others.
+    ``claims``: for each task, whether none of MEMR's seeds diverged and its mean return is at least MBPO's
+    minus one deviation of MBPO's seeds, and MEMR's shares of MBPO's updates and imagined transitions (Zhang
+    2022, section 3.3.1, claims 1/4 of the updates, and fewer transitions).
     """
     runs = {
         (task, agent, seed): planned(plan, task, agent, seed)

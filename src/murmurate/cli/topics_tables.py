@@ -29,7 +29,7 @@ def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal("Say where to write, as in --out topics.csv; --csv alone prints the table.")
     suffix = ".csv" if options.csv or out is None else out.suffix
     if suffix not in _SUFFIXES:
-        raise Refusal(f"--out {out} is none of {', '.join(_SUFFIXES)}. Name one of them, or add --csv.")
+        raise Refusal(f"--out {out} ends in none of {', '.join(_SUFFIXES)}. Use one of them, or add --csv.")
     if out is not None and not out.resolve().parent.is_dir():  # checked before the work is done
         raise Refusal(f"There is no folder {out.resolve().parent} to write to. Make it first.")
     fitted = load(options.folder)

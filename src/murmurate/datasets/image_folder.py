@@ -56,7 +56,7 @@ class FolderWorld(ImageWorld):
 
     def load(self) -> ImageData:
         """The index of all images; its digest is of the names, sizes and labels of files. Raises Refusal for
-        folders that are missing or empty."""
+        folders or files that are missing, empty or cannot be read, and for classes that ``train`` lacks."""
         check_sizes(self.size, self.shortest)
         if not self.path:
             raise Refusal("say where the images are: --world.path FOLDER, with a folder of each class.")

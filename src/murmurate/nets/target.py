@@ -16,7 +16,7 @@ class TargetNetwork(Generic[Net]):
 
     Under strategies with common rounds it moves only at the end of a round, when all replicas have the same
     parameters, so that they all have the same target (the objective must be constant within a round; Zhang,
-    section 5.2), and then by as much as the moves that were due go together. For a move after every F rounds
+    section 5.2), and then as far as all moves that were due together. For a move after every F rounds
     of H updates, ``every`` is F x H.
 
     every: updates of this replica between two moves; 0: it moves only by ``reset``.
@@ -65,7 +65,7 @@ class TargetNetwork(Generic[Net]):
         elif 0 < self.every <= self.since:
             moves = self.since // self.every  # more than one where a round is longer
             self._blend(self.polyak if moves == 1 else 1 - (1 - self.polyak) ** moves)
-            # an average keeps its pace over rounds of any length; copies are a round's end or more apart
+            # an average keeps its pace over rounds of any length; from a copy, the count begins anew
             self.since = 0 if self.polyak == 1 else self.since % self.every
 
     def reset(self) -> None:

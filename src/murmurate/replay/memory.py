@@ -1,4 +1,5 @@
-"""Memory of a replay: private to this process, or memory-mapped files, which may exceed the host's memory."""
+"""Memory of a replay: private to this process, in memory-mapped files, which may exceed the host's memory, or
+on a device."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def in_folder(folder: Path) -> Allocate:
 
 def refuse_full_disk(folder: Path, size_bytes: int) -> None:
     """Raise Refusal if ``folder`` (which may not exist yet) cannot be written to, or its disk has less than
-    ``size_bytes`` free, with what earlier replays there take and is overwritten."""
+    ``size_bytes`` free; files of earlier replays there count as free, as they are overwritten."""
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = psutil.disk_usage(str(existing)).free

@@ -56,8 +56,8 @@ class ShardSettings:
     """The settings of one shard, sent to its process.
 
     address: where samplers reach the shard, which chooses the port if there is a host and the port is 0.
-    config: config of this shard alone. slack: see ``RateLimiter``. steps, discount, behaviour: see
-    ``open_replay``. rings: (descriptor, first simulator, number of simulators) of each actor. listener,
+    config: config of this shard alone. slack: see ``RateLimiter``. steps, discount, behaviour, seed, threads:
+    see ``open_replay``. rings: (descriptor, first simulator, number of simulators) of each actor. listener,
     counts: file descriptors. loads: whether the contents of a checkpoint are sent after the settings."""
 
     address: ShardAddress
@@ -369,7 +369,7 @@ class ReplayShard:
         return {"store": store, "inserted": self.limiter.inserted, "drawn": self.limiter.drawn}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``. If it has no store, the replay is empty and draws are allowed at once."""
+        """Continue from ``state``. Without a store, the replay is empty; draws begin once it has a batch."""
         self.limiter.inserted, self.limiter.drawn = int(state["inserted"]), int(state["drawn"])
         if state["store"] is not None:
             self.replay.load(state["store"])

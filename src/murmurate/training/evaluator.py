@@ -149,8 +149,8 @@ class Evaluator:
 
 
 def best_mean(checkpoints: Path) -> float:
-    """The best mean training return when the best checkpoint was kept; minus infinity without one. The
-    newest checkpoint may count a mean that a crash kept from becoming the best checkpoint."""
+    """The best mean training return when the best checkpoint was kept; minus infinity without one. It is not
+    read from the newest checkpoint, which may have a higher one whose best checkpoint a crash prevented."""
     with contextlib.suppress(Refusal):
         if (mean := checkpoint.read_manifest(checkpoints / "best")["best"]) is not None:
             return float(mean)

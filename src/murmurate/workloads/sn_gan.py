@@ -77,7 +77,7 @@ class SNGAN(LearnerConfig):
 
     def build(self, context: Context) -> SNGANLearner:
         """The learner. Raises ValueError for examples that are not uint8 images with classes, or whose sides
-        the nets cannot generate."""
+        the nets cannot generate; Refusal for statistics over replicas that do not wait for one another."""
         return SNGANLearner(self, context)
 
 

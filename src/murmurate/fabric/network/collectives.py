@@ -1,5 +1,5 @@
-"""Collectives. A *round* is one collective call by all members. Engines execute rounds in which no member is
-lost; a leader executes all other rounds.
+"""Collectives. A *round* is one collective call by all members. Engines execute rounds of long vectors in
+which no member is lost; a leader executes all other rounds.
 
 An engine (``reduce_scatter``, ``process_group``) gives all members bitwise the same result, but if a member
 is lost, some may get a result and others none. So each member keeps its last result. A member that gets none
@@ -65,7 +65,7 @@ class NetworkCollectives:
             self._groups = ProcessGroups(endpoint, identity, self._lease_seconds, dtype, traffic)
 
     def run(self, call: str, x: Tensor | None) -> Result:
-        """Contribute ``x`` [N] to the next round and wait for its result. To be called without the lock."""
+        """Contribute ``x`` [N] to the next round, without the lock; give its result. Raises FabricError."""
         endpoint, state = self._endpoint, self._state
         end = time.monotonic() + endpoint.deadline_seconds
         if x is not None:
