@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 
 _HANDSHAKE_SECONDS = 5.0
 # half-open connections that are allowed, beyond one for each member: from one address, and in total
@@ -48,7 +48,7 @@ class Listener:
             self._socket = socket.create_server((address, 0), family=family, backlog=members + _SPARE)
         except OSError as error:
             raise Refusal(
-                f"this host cannot listen at {address} ({error.strerror or error}). Set MURMURATE_ADDRESS to "
+                f"this host cannot listen at {address} ({cause_of(error)}). Set MURMURATE_ADDRESS to "
                 "an address of this host at which the other hosts reach it, or leave it out."
             ) from error
         self._socket.settimeout(_SWEEP_SECONDS)
