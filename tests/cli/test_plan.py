@@ -55,7 +55,8 @@ def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = load(PROFILE)
 
     def known(profile: DeviceProfile, run: Run, log: Any) -> None:
-        (profile.recipes[key(run)],) = costs.recipes.values()
+        # there are those in bfloat16 too on a machine that multiplies it faster
+        profile.recipes[key(run)] = next(iter(costs.recipes.values()))
         profile.exchange = costs.exchange
 
     monkeypatch.setattr(measure, "add_recipe", known)
