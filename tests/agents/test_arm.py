@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 import torch
 
+import agreeing
 from murmurate.agents.arm import ARM, ARMAgent
 from murmurate.losses.regret import regret_matching
 from murmurate.replay.interface import Steps
 from murmurate.replay.sequences import Trajectories
-from murmurate.replica.vector import Exchange, Replica
+from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec, SequenceSample
 
@@ -111,10 +112,7 @@ def test_an_iteration_begins_with_new_env_steps() -> None:
 def test_an_iteration_that_begins_within_a_round_copies_the_nets_at_its_end() -> None:
     """H = 3, iterations of 4 updates. Within a round replicas differ, and so would their targets."""
     made = agent(importance_clip=1.0)
-    made.replica.exchange = lambda replica: (
-        replica.update(),
-        Exchange(replica.clock // 3, 2, replica.clock % 3),
-    )[1]
+    made.replica.exchange = agreeing.every(3)
     copied = []
     for update in range(12):
         before = made.previous.net.value_head.weight.clone()

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 import torch
 
+import agreeing
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.replay.interface import Sample
-from murmurate.replica.vector import Exchange, Replica
+from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
 
@@ -72,10 +73,7 @@ def test_the_target_net_follows_every_so_many_updates() -> None:
 def test_under_common_rounds_nets_move_only_at_their_end() -> None:
     """H = 3 and a target that is due after 4 updates: it moves with the second round (F = 2)."""
     made = agent(selector="agreed")
-    made.replica.exchange = lambda replica: (
-        replica.update(),
-        Exchange(replica.clock // 3, 2, replica.clock % 3),
-    )[1]
+    made.replica.exchange = agreeing.every(3)
     moved, agreed = [], []
     for update in range(1, 13):
         before = [next(each.net.parameters()).clone() for each in (made.target, made.agreed)]
@@ -94,10 +92,7 @@ def test_under_common_rounds_nets_move_only_at_their_end() -> None:
 def test_the_net_of_the_last_round_acts() -> None:
     """H = 3; exploration is off. An actor process, which never learns, and an evaluation take the own net."""
     made = agent(behaviour="agreed", selector="online", epsilon=0.0, explore_updates=0, learning_rate=0.1)
-    made.replica.exchange = lambda replica: (
-        replica.update(),
-        Exchange(replica.clock // 3, 2, replica.clock % 3),
-    )[1]
+    made.replica.exchange = agreeing.every(3)
     observation, first = torch.randn(500, 5), torch.zeros(500, dtype=torch.bool)
 
     def action(greedy: bool = False) -> torch.Tensor:
@@ -153,10 +148,7 @@ def test_a_fit_that_begins_within_a_round_moves_the_target_net_at_its_end() -> N
     """H = 3, fits of 4 updates. Within a round replicas differ, and so would their targets."""
     one, other = agent(target_every=0), agent(target_every=0)
     for made in (one, other):
-        made.replica.exchange = lambda replica: (
-            replica.update(),
-            Exchange(replica.clock // 3, 2, replica.clock % 3),
-        )[1]
+        made.replica.exchange = agreeing.every(3)
     moved = []
     for update in range(12):
         before = one.target.net.head.weight.clone()

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch.distributions import Normal
 
+import agreeing
 from murmurate.agents._dynamics import ModelConfig
 from murmurate.agents._model_based import PolicySettings
 from murmurate.agents.mbpo import MBPO
 from murmurate.agents.memr import MEMR
 from murmurate.errors import Refusal
 from murmurate.replay.interface import Sample
-from murmurate.replica.vector import Exchange, Replica
+from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, updates_of
 from murmurate.spec import Batch, EnvSpec
 from murmurate.worlds.terminations import hopper
@@ -152,12 +153,7 @@ class Rounds:
 
     def __call__(self, name: str, module: Any, make: Any, **options: Any) -> Replica:
         replica = Replica(name, module, make, **options)
-
-        def step(replica: Replica) -> Exchange:
-            replica.update()
-            return Exchange(replica.clock // 3, 1, replica.clock % 3)
-
-        replica.exchange = step
+        replica.exchange = agreeing.every(3, heard=1)
         return replica
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+import agreeing
 from murmurate.agents.ddpg import DDPG
 from murmurate.agents.sac import SAC
 from murmurate.agents.td3 import TD3
 from murmurate.nets.control import ActionBounds, limited_log_std, through_limit
 from murmurate.replay.interface import Sample
-from murmurate.replica.vector import Exchange, Replica
+from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
 
@@ -191,13 +192,9 @@ def test_the_delayed_policy_and_its_target_wait() -> None:
 def in_rounds(period: int) -> Any:
     """A replica whose rounds are of ``period`` updates, as under local SGD."""
 
-    def step(replica: Replica) -> Exchange:
-        replica.update()
-        return Exchange(replica.clock // period, 2, replica.clock % period)
-
     def replicate(name: str, module: nn.Module, make: Any, **options: Any) -> Replica:
         replica = Replica(name, module, make, **options)
-        replica.exchange = step
+        replica.exchange = agreeing.every(period)
         return replica
 
     return replicate
