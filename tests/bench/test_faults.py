@@ -103,7 +103,8 @@ def test_a_fault_waits_while_the_processes_are_unknown(monkeypatch: pytest.Monke
 def test_a_failed_run_is_told_of_though_its_processes_still_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = "import os, sys, time; os.fork() or time.sleep(60); sys.exit('no ' + 'x' * 100_000 + ' memory')"
+    remain = "os.fork() or (signal.alarm(60), signal.pause())"
+    script = f"import os, signal, sys; {remain}; sys.exit('no ' + 'x' * 100_000 + ' memory')"
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{script}"\n')
     python.chmod(0o755)
