@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 
@@ -102,6 +103,16 @@ def check_shape(channel: str, shape: Sequence[int], x: Tensor) -> None:
         raise ValueError(
             f"Channel '{channel}' is for {list(shape)}, this is {list(x.shape)}. Make another channel "
             "for it: fabric.channel(name, like); a script's mean and gather take any shape."
+        )
+
+
+def check_message(x: Tensor, count: int, dtype: torch.dtype) -> None:
+    """Raise ValueError for a message that does not fit a channel for ``count`` numbers of ``dtype``."""
+    if not 0 < x.numel() <= count:
+        raise ValueError(f"a message has 1 to {count} numbers, this one {x.numel()}")
+    if x.numel() < count and x.dtype != dtype:
+        raise ValueError(
+            f"a short message is not converted: it must be {dtype}, as its channel; this one is {x.dtype}"
         )
 
 

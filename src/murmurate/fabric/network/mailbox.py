@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from murmurate.buffers import Bytes, as_tensor
-from murmurate.fabric.interface import Message, Traffic
+from murmurate.fabric.interface import Message, Traffic, check_message
 from murmurate.fabric.network.compression import Codec, CopyReader, ErrorFeedback, WireCopy, begin_copy
 from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 from murmurate.fabric.network.shm_channel import STREAMS, Lane, ShmChannel
-from murmurate.fabric.processes.spsc_ring import check_message, encode_tag
+from murmurate.fabric.processes.spsc_ring import encode_tag
 
 _MOST_MESSAGES, _LEAST_MESSAGES, _QUEUE_BYTES = 64, 2, 64 << 20
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from murmurate.buffers import Bytes, Pool, as_tensor
-from murmurate.fabric.interface import Message, Traffic
+from murmurate.fabric.interface import Message, Traffic, check_message
 from murmurate.fabric.processes.membership import ChannelMembership
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.fabric.processes.spsc_ring import HEADER, MessageRing, RingCells, check_message, encode_tag
+from murmurate.fabric.processes.spsc_ring import HEADER, MessageRing, RingCells, encode_tag
 
 _MAIL_SLOTS = 8  # of each ring
 _INCARNATION_MASK = (1 << 32) - 1

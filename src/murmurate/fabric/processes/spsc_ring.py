@@ -15,7 +15,6 @@ from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from murmurate.buffers import Bytes, Pool
@@ -132,16 +131,6 @@ class MessageRing:
         in_use[slot] = 1
         held[slot] = weakref.ref(message, release)
         return message
-
-
-def check_message(x: Tensor, count: int, dtype: torch.dtype) -> None:
-    """Raise ValueError for a message that does not fit a channel for ``count`` numbers of ``dtype``."""
-    if not 0 < x.numel() <= count:
-        raise ValueError(f"a message has 1 to {count} numbers, this one {x.numel()}")
-    if x.numel() < count and x.dtype != dtype:
-        raise ValueError(
-            f"a short message is not converted: it must be {dtype}, as its channel; this one is {x.dtype}"
-        )
 
 
 def encode_tag(known: dict[str, bytes], tag: str) -> bytes:

@@ -11,9 +11,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, Message, Traffic, check_shape, checked_rank
+from murmurate.fabric.interface import (
+    Capability,
+    FabricError,
+    Message,
+    Traffic,
+    check_message,
+    check_shape,
+    checked_rank,
+)
 from murmurate.fabric.mean import ordered_mean
-from murmurate.fabric.processes.spsc_ring import check_message
 from murmurate.fabric.simulated.collectives import Round, SimulatedCollectives
 from murmurate.fabric.simulated.mailbox import SimulatedMailbox
 from murmurate.fabric.simulated.network_model import FabricState
