@@ -67,7 +67,7 @@ class BatchNorm(nn.Module):
             return self._evaluate(x, residual, rectify)
         smallest = len(x) % self.ghost or self.ghost if self.ghost else len(x)
         if smallest * x.shape[2] * x.shape[3] == 1 and self.sum_over is None:
-            raise ValueError(_ONE_VALUE)
+            raise ValueError(f"of images {list(x.shape)}, {_ONE_VALUE}")
         compiled = kernels.can_process(x, residual) and self.weight.dtype == torch.float32
         if not compiled:
             return self._in_torch(x, residual, rectify)
