@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from murmurate.nets._conv_kernels import is_traced
 from murmurate.nets._mlp_kernels import add_and_rectify_
 from murmurate.nets.batched_mlp import BatchedMLP
+from murmurate.nets.precision import processors
 
 _ALL = slice(None)
 _NARROW = 16  # a factor with fewer columns may be multiplied faster as the left one
@@ -150,10 +150,7 @@ def _is_faster_transposed(one: Tensor, other: Tensor) -> bool:
 
 @functools.cache
 def _is_amd() -> bool:
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
+    return "AuthenticAMD" in processors()
 
 
 def _write_product(one: Tensor, other: Tensor, out: Tensor) -> None:

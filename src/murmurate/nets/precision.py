@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import torch
@@ -20,12 +21,16 @@ def native_bfloat16(device: torch.device) -> bool:
     """Whether ``device`` has native bfloat16 arithmetic; emulated, it is many times slower than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return "avx512_bf16" in processors() or "amx_bf16" in processors()
+
+
+@functools.cache
+def processors() -> str:
+    """What Linux says of the processors: their makers, names and instruction sets; elsewhere empty."""
     try:
-        with open("/proc/cpuinfo") as file:
-            flags = file.read()
+        return Path("/proc/cpuinfo").read_text()
     except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+        return ""
 
 
 @functools.cache
