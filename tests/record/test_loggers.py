@@ -94,6 +94,28 @@ def test_mlflow_has_the_numbers_the_settings_and_the_end(
 
 
 @pytest.mark.slow
+def test_a_run_of_mlflow_whose_first_write_fails_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "birds")
+    from mlflow.tracking import MlflowClient
+
+    def raises(*_: object, **__: object) -> None:
+        raise OSError("the server is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowClient, "log_batch", raises)
+        with pytest.raises(murmurate.Refusal, match="the server is gone"):
+            open_loggers(["mlflow"], tmp_path, CONFIG)
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("birds").experiment_id])
+    assert run.info.status == "FAILED"
+
+
+@pytest.mark.slow
 def test_weights_and_biases_offline_writes_what_a_run_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

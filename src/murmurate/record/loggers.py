@@ -115,19 +115,24 @@ class MLflow(Callback):
     ``$MLFLOW_TRACKING_URI`` says. A resumed run is another run with the same tag ``folder``, its path."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param, RunTag
+        from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         self._client = client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
         experiment = client.get_experiment_by_name(name)
         experiment_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
-        self._run_id = client.create_run(experiment_id, run_name=folder.name).info.run_id
+        tags = {"folder": str(folder.absolute())}
+        self._run_id = client.create_run(experiment_id, run_name=folder.name, tags=tags).info.run_id
         values = {key: str(value)[:_LONGEST_PARAMETER] for key, value in _flattened(config).items()}
         parameters = [Param(key, value) for key, value in values.items() if value]
-        tags = [RunTag("folder", str(folder.absolute()))]
-        for start in range(0, len(parameters), 100):
-            client.log_batch(self._run_id, params=parameters[start : start + 100], tags=tags)
+        try:
+            for start in range(0, len(parameters), 100):
+                client.log_batch(self._run_id, params=parameters[start : start + 100])
+        except BaseException:
+            with contextlib.suppress(Exception):  # else the run would seem to go on for ever
+                client.set_terminated(self._run_id, "FAILED")
+            raise
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         self._log(_tagged_numbers(record), record)
