@@ -23,7 +23,7 @@ def test_arrays(tmp_path):
     np.testing.assert_array_equal(parts.test.select([0, 1]).pixels, drawn(20, 6, 5, 3)[which])
     assert (world.spec().observation_shape, world.spec().actions) == ((3, 6, 5), 4)
     grey = {"x_train": drawn(9, 4, 4), "y_train": np.arange(9)[:, None], "x_test": drawn(2, 4, 4)}
-    np.savez(tmp_path / "b.npz", y_test=np.array([3, 4]), **grey)
+    np.savez(tmp_path / "b.npz", y_test=np.array([3, 4]), class_names=np.array(["a", "b"]), **grey)
     parts = ArraysWorld(str(tmp_path / "b.npz"), validation=1).divided()
     assert [len(part) for part in parts] == [8, 1, 2]
     assert parts.test.select([1]).images.shape == (1, 1, 4, 4)
@@ -70,6 +70,13 @@ def test_arrays(tmp_path):
         (
             {"test_images": drawn(2, 6, 5, 3), "test_labels": np.array([1, 9])},
             "test_labels: 1 of 2 images have labels that no training image has, such as 9",
+        ),
+        ({"test_images": drawn(2, 6, 5, 3)}, "holds test_images without test_labels. Add test_labels"),
+        ({"val_labels": np.zeros(2, int)}, "holds val_labels without val_images"),
+        ({"val_image": drawn(2, 6, 5, 3)}, "holds val_image. Rename it val_images, or leave it out"),
+        (
+            {"x_train": drawn(2, 6, 5, 3), "y_train": np.zeros(2, int)},
+            "holds both train_images and x_train. Leave one of them out",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,12 +66,7 @@ def _read(path: Path, state: str) -> ImageData:
         raise Refusal(
             f"{path} is no .npz file of arrays: {error}. Restore it, or save it with np.savez."
         ) from error
-    names_of_parts = {
-        part: names
-        for part, spellings in _NAMES.items()
-        for names in spellings
-        if names[0] in arrays and names[1] in arrays
-    }
+    names_of_parts = _names_of_parts(path, arrays)
     if "train" not in names_of_parts:
         raise Refusal(
             f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {_spelled('train')}. Rename its "
@@ -85,6 +81,31 @@ def _read(path: Path, state: str) -> ImageData:
     count = 1 + max(int(images.labels.max()) for images in parts.values())
     classes = tuple(str(label) for label in range(count))
     return ImageData(parts["train"], classes, parts.get("validation"), parts.get("test"))
+
+
+def _names_of_parts(path: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, str]]:
+    """The names (images, labels) of each part that ``arrays`` holds; other arrays are passed over.
+
+    Raises Refusal for images without labels, labels without images, a part that is there twice, and a name
+    that seems to be misspelt.
+    """
+    known = [name for spellings in _NAMES.values() for names in spellings for name in names]
+    for name in arrays.keys() - set(known):
+        if meant := difflib.get_close_matches(name, known, n=1, cutoff=0.9):
+            raise Refusal(f"{path} holds {name}. Rename it {meant[0]}, or leave it out.")
+    names_of_parts: dict[str, tuple[str, str]] = {}
+    for part, spellings in _NAMES.items():
+        for names in spellings:
+            held = [name for name in names if name in arrays]
+            if len(held) == 1:
+                (missing,) = set(names) - set(held)
+                raise Refusal(f"{path} holds {held[0]} without {missing}. Add {missing}, or leave both out.")
+            if held and part in names_of_parts:
+                first = names_of_parts[part][0]
+                raise Refusal(f"{path} holds both {first} and {names[0]}. Leave one of them out.")
+            if held:
+                names_of_parts[part] = names
+    return names_of_parts
 
 
 def _spelled(part: str) -> str:
