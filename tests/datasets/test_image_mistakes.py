@@ -46,6 +46,13 @@ def test_folders_of_parts_with_other_names_are_refused(renamed, words, tmp_path)
         folder_world(tmp_path).divided()
 
 
+def test_two_folders_for_validation_are_refused(tmp_path):
+    write_folder(tmp_path, train=6, test=3)
+    (tmp_path / "validation").mkdir()
+    with pytest.raises(Refusal, match="has the folders val and validation, each a validation part"):
+        folder_world(tmp_path).divided()
+
+
 def test_classes_may_be_called_like_parts_beside_others(tmp_path):
     write_folder(tmp_path, train=6, test=3)
     (tmp_path / "train" / "class0").rename(tmp_path / "train" / "Train")

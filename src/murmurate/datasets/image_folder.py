@@ -153,7 +153,8 @@ def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageDa
 
 
 def _check_parts(path: Path) -> None:
-    """Raise Refusal for folders of parts with names that would be taken for classes or passed over."""
+    """Raise Refusal for folders of parts whose names would be taken for classes, or which would be passed
+    over."""
     names = _folders(path)
     right_names = {name: _OTHER_PARTS.get(name.lower(), name.lower()) for name in names}
     if "train" not in names and not all(right in _PARTS for right in right_names.values()):
@@ -166,6 +167,10 @@ def _check_parts(path: Path) -> None:
     if names and "train" not in names:
         raise Refusal(
             f"There is no folder train in {path}, only {', '.join(names)}. Add the training images."
+        )
+    if len(both := [name for name in _VALIDATION if name in names]) > 1:
+        raise Refusal(
+            f"{path} has the folders {' and '.join(both)}, each a validation part. Move one elsewhere."
         )
 
 
