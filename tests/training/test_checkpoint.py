@@ -572,3 +572,19 @@ def test_a_part_is_lent_with_all_its_chunks(
     assert held is not None
     assert float(held["images"][0].values[0]) == 1.0
     assert checkpoint.read_replays(tmp_path / "last", 11) == {}
+
+
+def test_a_disk_that_fills_up_while_a_part_is_lent_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / ".staging-final", tmp_path / ".staging-2"
+    checkpoint.write_part(source, 0, {"env_steps": 0})
+    target.mkdir()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(RunFailed, match=r"staging-2 is full: free some space"):
+        checkpoint.link_part(source, target, 0)

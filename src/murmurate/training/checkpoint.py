@@ -67,15 +67,25 @@ def _link_unchanged(path: Path) -> bool:
 
 
 def link_part(source: Path, target: Path, rank: int) -> None:
-    """Hard-link (or copy) one replica's part, if there is one, from one staging folder into another."""
+    """Hard-link (or copy) one replica's part, if there is one, from one staging folder into another.
+
+    Raises RunFailed when the disk is full.
+    """
     part_of_rank = re.compile(rf"(replica|replay(\.[^-]+)?)-{rank}[.-].*safetensors")
     for file in source.iterdir() if source.exists() else ():
         if part_of_rank.fullmatch(file.name):
-            (target / file.name).unlink(missing_ok=True)
             try:
-                os.link(file, target / file.name)
-            except OSError:  # a file system without hard links
-                shutil.copyfile(file, target / file.name)
+                (target / file.name).unlink(missing_ok=True)
+                _link_or_copy(file, target / file.name)
+            except OSError as error:
+                raise disk_failure(target, error) from error
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
 
 
 def commit(folder: Path, staging: Path, manifest_fields: dict[str, Any]) -> None:
