@@ -118,7 +118,7 @@ def expected(runs: Sequence[ResumableRun], log: Log) -> dict[str, Any]:
 
 def measured_speed(run: ResumableRun) -> float:
     """Env steps of all learners per wall second, from a few seconds of training in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="murmurate-gala-") as folder:
+    with tempfile.TemporaryDirectory(prefix="murmurate-speed-") as folder:
         options = (*run.settings, *run.speed_settings, "--record-every-seconds", "0.25")
         racer = _commands.murmurate_train("speed", run.recipe, Path(folder), *options)
         try:

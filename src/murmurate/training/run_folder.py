@@ -386,7 +386,8 @@ def write_roles(
         }
         for rank, pid in pids.items()
     ]
-    (folder / "roles.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with replacing(folder / "roles.jsonl") as fresh:
+        fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _cpu_name() -> str:
