@@ -3,6 +3,8 @@ batches, and replicas' batches one batch."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -245,3 +247,33 @@ def test_statistics_are_where_the_images_are_whatever_torch_s_default_device_is(
     with torch.device("meta"):
         found = norm(x)
     torch.testing.assert_close(found, expected)
+
+
+_WITHOUT_MEMORY = """
+import resource
+import torch
+from murmurate.nets.batch_norm import BatchNorm
+
+norm = BatchNorm(1 << 16)  # the kernel's own sums take 16 MiB
+x = torch.ones(2, 1 << 16, 1, 2).contiguous(memory_format=torch.channels_last)
+norm(x)
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (4 << 20),) * 2)
+filling = []
+try:
+    while True:
+        filling.append(bytearray(4 << 20))
+except MemoryError:
+    filling.pop()  # room for tensors
+try:
+    norm(x)
+except MemoryError:
+    print("refused")
+"""
+
+
+@needs_compiled
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
+def test_kernels_that_get_no_memory_raise_and_do_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_MEMORY], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr

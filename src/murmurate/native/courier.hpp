@@ -1,12 +1,12 @@
-// A background thread with a queue of work, which it does in the order of the calls.
+// A background thread with a queue of work, which it begins in the order of the calls.
 #pragma once
 
 #include <cstdint>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,13 +18,13 @@
 namespace murmurate {
 
 // Work must not throw, and its memory must stay valid until it is done. Without a thread, as in a forked child, the
-// caller does the work at once.
+// caller does the work at once; what was queued before the fork is not done in the child.
 class Courier {
  public:
   Courier() : owner_(process_id()) {
     try {
       thread_ = std::thread([this] { serve(); });
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
     }
   }
 

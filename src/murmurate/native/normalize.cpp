@@ -1,4 +1,5 @@
-// Built once for each instruction set. Loops run over a few channels at a time, so that compilers vectorise them.
+// Built once for each instruction set, with different flags; MURMURATE_NORMALIZE names the table that this build fills.
+// Loops run over a few channels at a time, so that compilers vectorise them.
 #include "normalize.hpp"
 
 #include <cstring>
@@ -82,9 +83,10 @@ inline void merge(double count, double* mean, double* squares, double more, doub
 }
 
 template <typename T>
-void moments_of(Rows n, const T* x, double* mean, double* squares, int64_t threads) {
+bool moments_of(Rows n, const T* x, double* mean, double* squares, int64_t threads) {
   const int64_t C = n.channels, size = kParts * C;
-  std::unique_ptr<double[]> parts(new double[static_cast<std::size_t>(2 * size)]());
+  std::unique_ptr<double[]> parts(new (std::nothrow) double[static_cast<std::size_t>(2 * size)]());
+  if (!parts) return false;
   double *means = parts.get(), *sums = means + size;
   over_rows(n.rows, threads, [&](int64_t part, int64_t first, int64_t rows) {
     double *m = means + part * C, *s = sums + part * C;
@@ -110,6 +112,7 @@ void moments_of(Rows n, const T* x, double* mean, double* squares, int64_t threa
     for (int64_t c = 0; c < C; ++c)
       merge(static_cast<double>(part * each), mean + c, squares + c,
             static_cast<double>(smaller(each, n.rows - part * each)), means[part * C + c], sums[part * C + c]);
+  return true;
 }
 
 template <bool kResidual, bool kRectify, typename T>
@@ -160,10 +163,11 @@ void block_sums(const T* gradient, const T* y, const T* x, const float* mean, in
 }
 
 template <bool kMasked, typename T>
-void sums_of(Rows n, const T* gradient, const T* y, const T* x, const float* mean, double* sum, double* product,
+bool sums_of(Rows n, const T* gradient, const T* y, const T* x, const float* mean, double* sum, double* product,
              int64_t threads) {
   const int64_t C = n.channels, size = kParts * C;
-  std::unique_ptr<double[]> parts(new double[static_cast<std::size_t>(2 * size)]());
+  std::unique_ptr<double[]> parts(new (std::nothrow) double[static_cast<std::size_t>(2 * size)]());
+  if (!parts) return false;
   double *sums = parts.get(), *products = sums + size;
   over_rows(n.rows, threads, [&](int64_t part, int64_t first, int64_t rows) {
     const int64_t block = block_rows<T>(C);
@@ -184,6 +188,7 @@ void sums_of(Rows n, const T* gradient, const T* y, const T* x, const float* mea
   std::memset(sum, 0, static_cast<std::size_t>(C) * sizeof(double));
   std::memset(product, 0, static_cast<std::size_t>(C) * sizeof(double));
   for (int64_t i = 0; i < size; ++i) sum[i % C] += sums[i], product[i % C] += products[i];
+  return true;
 }
 
 template <bool kMasked, bool kResidual, typename T>
@@ -220,11 +225,9 @@ T* as(void* x) {
   return static_cast<T*>(x);
 }
 
-void moments(Rows n, int bits, const void* x, double* mean, double* squares, int64_t threads) {
-  if (bits == 16)
-    moments_of(n, as<Bf16>(x), mean, squares, threads);
-  else
-    moments_of(n, as<float>(x), mean, squares, threads);
+bool moments(Rows n, int bits, const void* x, double* mean, double* squares, int64_t threads) {
+  return bits == 16 ? moments_of(n, as<Bf16>(x), mean, squares, threads)
+                    : moments_of(n, as<float>(x), mean, squares, threads);
 }
 
 void apply(Rows n, int bits, const void* x, const void* residual, const float* scale, const float* shift, bool rectify,
@@ -236,15 +239,15 @@ void apply(Rows n, int bits, const void* x, const void* residual, const float* s
 }
 
 template <typename T>
-void sums(Rows n, const void* gradient, const void* y, const void* x, const float* mean, double* sum, double* product,
+bool sums(Rows n, const void* gradient, const void* y, const void* x, const float* mean, double* sum, double* product,
           int64_t threads) {
   const auto variant = y ? sums_of<true, T> : sums_of<false, T>;
-  variant(n, as<T>(gradient), as<T>(y), as<T>(x), mean, sum, product, threads);
+  return variant(n, as<T>(gradient), as<T>(y), as<T>(x), mean, sum, product, threads);
 }
 
-void gradient_sums(Rows n, int bits, const void* gradient, const void* y, const void* x, const float* mean,
+bool gradient_sums(Rows n, int bits, const void* gradient, const void* y, const void* x, const float* mean,
                    double* sum, double* product, int64_t threads) {
-  (bits == 16 ? sums<Bf16> : sums<float>)(n, gradient, y, x, mean, sum, product, threads);
+  return (bits == 16 ? sums<Bf16> : sums<float>)(n, gradient, y, x, mean, sum, product, threads);
 }
 
 void gradient(Rows n, int bits, const void* y_gradient, const void* y, const void* x, const float* a, const float* b,

@@ -26,9 +26,11 @@ PyObject* normalize_moments(PyObject*, PyObject* const* args, Py_ssize_t n) {
   double *mean = at<double>(args[4]), *squares = at<double>(args[5]);
   const int64_t threads = PyLong_AsLongLong(args[6]);
   if (PyErr_Occurred()) return nullptr;
+  bool done;
   Py_BEGIN_ALLOW_THREADS
-  normalize_kernels->moments(rows, bits, x, mean, squares, threads);
+  done = normalize_kernels->moments(rows, bits, x, mean, squares, threads);
   Py_END_ALLOW_THREADS
+  if (!done) return PyErr_NoMemory();
   Py_RETURN_NONE;
 }
 
@@ -59,9 +61,11 @@ PyObject* normalize_gradient_sums(PyObject*, PyObject* const* args, Py_ssize_t n
   double *sum = at<double>(args[7]), *product = at<double>(args[8]);
   const int64_t threads = PyLong_AsLongLong(args[9]);
   if (PyErr_Occurred()) return nullptr;
+  bool done;
   Py_BEGIN_ALLOW_THREADS
-  normalize_kernels->gradient_sums(rows, bits, gradient, y, x, mean, sum, product, threads);
+  done = normalize_kernels->gradient_sums(rows, bits, gradient, y, x, mean, sum, product, threads);
   Py_END_ALLOW_THREADS
+  if (!done) return PyErr_NoMemory();
   Py_RETURN_NONE;
 }
 

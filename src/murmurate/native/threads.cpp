@@ -3,9 +3,9 @@
 #include <atomic>
 #include <cfenv>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -60,7 +60,7 @@ class ThreadPool {
   void start_threads(int64_t workers) {
     try {
       for (; started_ < workers; ++started_) std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {  // use as many as the system allows
+    } catch (const std::exception&) {  // use as many as the system allows
     }
   }
 
