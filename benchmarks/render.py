@@ -9,7 +9,7 @@ A figure in prose, on this page, in the README or in ``docs/``, is written as
 
 with the name of the result's file, the path to the figure in it (where an item of a list is its number) and
 Python's format. A factor before the format multiplies the figure (``100*.0f`` for per cent); ``path / path``
-is a ratio of two figures.
+is a ratio of two figures. A figure that is null in the result is shown as "never reached".
 """
 
 from __future__ import annotations
@@ -663,8 +663,9 @@ def rewrite(page: str, fresh: str) -> str:
 
 
 _FIGURE = re.compile(
-    r"(?P<begin><!--figure\s+(?P<file>\S+)\s+(?P<path>.+?)\s+(?:(?P<factor>[\d.e+-]+)\*)?(?P<format>[^\s>]+?)-->)"
-    r".*?(?P<end><!--end-->)",
+    r"(?P<begin><!--figure\s+(?P<file>\S+)\s+(?P<path>(?:(?!-->).)+?)\s+"
+    r"(?:(?P<factor>[\d.e+-]+)\*)?(?P<format>[^\s>]+?)-->)"
+    r"(?:(?!<!--figure).)*?(?P<end><!--end-->)",
     re.DOTALL,
 )
 
@@ -675,7 +676,11 @@ def pages(root: Path) -> list[Path]:
 
 
 def with_figures(page: str, results: Path) -> str:
-    """``page`` with every figure as its result has it. Raises KeyError for a figure that its result lacks."""
+    """``page`` with every figure as its result has it.
+
+    Raises FileNotFoundError for a result that is not there, KeyError or IndexError for a figure that its
+    result lacks, and ValueError for a mark that does not end, or whose format does not fit the figure.
+    """
 
     def figure(match: re.Match[str]) -> str:
         result = json.loads((results / f"{match['file']}.json").read_text())
@@ -688,7 +693,10 @@ def with_figures(page: str, results: Path) -> str:
         text = format(value * factor if factor != 1 else value, match["format"])
         return match["begin"] + text + match["end"]
 
-    return _FIGURE.sub(figure, page)
+    rendered, count = _FIGURE.subn(figure, page)
+    if count != page.count("<!--figure"):
+        raise ValueError(f"{page.count('<!--figure')} figures begin, and only {count} end with <!--end-->")
+    return rendered
 
 
 def _figure_at(result: Any, path: str) -> Any:

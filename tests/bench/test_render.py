@@ -88,6 +88,13 @@ def test_figures_in_prose_by_hand(render: ModuleType, tmp_path: Path) -> None:
         render.with_figures("<!--figure 2026-01-03-x n d--><!--end-->", tmp_path)
 
 
+def test_a_figure_that_does_not_end_takes_no_prose_with_it(render: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "2026-01-02-x.json").write_text(json.dumps({"n": 3}))
+    figure = "<!--figure 2026-01-02-x n d-->"
+    with pytest.raises(ValueError, match="2 figures begin, and only 1 end"):
+        render.with_figures(f"{figure}1 of these, and {figure}2<!--end--> of those", tmp_path)
+
+
 def test_a_time_to_a_goal_that_was_missed_is_no_gap(render: ModuleType) -> None:
     schemes = {"hsa2c_B1": {"8_nodes": 5.0}, "da3c": {"8_nodes": 4.0}}
     reached = {"hsa2c_B1": {"195": {"median": None, "reached": 1}}}
