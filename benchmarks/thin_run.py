@@ -1,7 +1,8 @@
 """Copies what a report needs of a run folder, thinned: ``python benchmarks/thin_run.py RUN_DIR OUT_DIR``.
 
-Of the records of metrics.jsonl about 50 of each replica are kept, without the returns of single episodes and
-without histograms, and all events but checkpoints. The option --out is left out of the command.
+Of each replica's records 50 to 100 are kept (all, if there are fewer), without the returns of single episodes
+and without histograms; of the other lines of metrics.jsonl, all but checkpoints. The option --out is left out
+of the command.
 """
 
 from __future__ import annotations
@@ -10,28 +11,27 @@ import json
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from murmurate.record import stored
+from murmurate.record.reader import Record, read_metrics
 
-_RECORDS = 50  # of each replica
+_RECORDS = 50  # of each replica, at least
 _LEFT_OUT = ("episode_returns", "staleness_counts")
 
 
 def main(source: Path, target: Path) -> None:
+    objects = {name: stored.read_object(source / name) for name in ("run.json", "summary.json")}
+    lines = _thinned(read_metrics(source / "metrics.jsonl"))
     target.mkdir(parents=True)
-    for name in ("run.json", "summary.json"):
-        value = stored.read_object(source / name)
-        if "command" in value:
+    for name, value in objects.items():
+        if isinstance(value.get("command"), list):
             value["command"] = _without_out(value["command"])
         (target / name).write_text(json.dumps(stored.seal(value, name), indent=1) + "\n")
-    lines = map(json.loads, (source / "metrics.jsonl").read_text().splitlines())
-    kept = "".join(json.dumps(line) + "\n" for line in _thinned(list(lines)))
-    (target / "metrics.jsonl").write_text(kept)
+    (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    records: dict[int, list[dict[str, Any]]] = defaultdict(list)
+def _thinned(lines: list[Record]) -> list[Record]:
+    records: dict[int, list[Record]] = defaultdict(list)
     others = []
     for line in lines:
         if "kind" not in line:
@@ -46,10 +46,14 @@ def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _without_out(command: list[str]) -> list[str]:
-    if "--out" not in command:
-        return command
-    at = command.index("--out")
-    return command[:at] + command[at + 2 :]
+    kept = []
+    words = iter(command)
+    for word in words:
+        if word == "--out":
+            next(words, None)  # its value
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return kept
 
 
 if __name__ == "__main__":
