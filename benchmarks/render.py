@@ -616,15 +616,11 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
             continue
         null = NULLS.get(bench, NOT_MEASURED)
         heads = ["date", "hardware", *(heading for heading, _ in columns)]
-        lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-        for result in by_bench[bench]:
-            date_and_machine = [result["date"][:10], _machine(result)]
-            lines.append(
-                "| "
-                + " | ".join([*date_and_machine, *(cell(at(result, path), null) for _, path in columns)])
-                + " |"
-            )
-        out.append(f"### {bench}\n\n" + "\n".join(lines) + "\n")
+        cells = [
+            [result["date"][:10], _machine(result), *_cells(result, columns, null)]
+            for result in by_bench[bench]
+        ]
+        out.append(f"### {bench}\n\n{_markdown(heads, cells)}")
     for bench, (first, rows, columns) in TABLES.items():
         out.append(f"### {bench}\n")
         name, _, part = bench.partition(", ")
@@ -643,16 +639,18 @@ def _machine(result: dict[str, Any]) -> str:
 
 def _table(result: dict[str, Any], first: str, rows: Rows, columns: list[tuple[str, str]]) -> str:
     null = NULLS.get(result["bench"], NOT_MEASURED)
-    lines = [
-        f"{result['date'][:10]}, {_machine(result)}: `{result['command']}`\n",
-        "| " + " | ".join([first, *(heading for heading, _ in columns)]) + " |",
-        "|" + "---|" * (1 + len(columns)),
-    ]
-    lines += [
-        "| " + " | ".join([label, *(cell(at(row, path), null) for _, path in columns)]) + " |"
-        for label, row in rows
-    ]
-    return "\n".join(lines) + "\n"
+    cells = [[label, *_cells(row, columns, null)] for label, row in rows]
+    source = f"{result['date'][:10]}, {_machine(result)}: `{result['command']}`"
+    return f"{source}\n\n{_markdown([first, *(heading for heading, _ in columns)], cells)}"
+
+
+def _cells(figures: Any, columns: list[tuple[str, str]], null: str) -> list[str]:
+    return [cell(at(figures, path), null) for _, path in columns]
+
+
+def _markdown(heads: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]]) + "\n"
 
 
 def rewrite(page: str, fresh: str) -> str:
