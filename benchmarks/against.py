@@ -63,12 +63,14 @@ def server_command(checkout: Path, module: str, earlier_name: str) -> list[str]:
 
 
 def check(checkout: Path) -> None:
-    """Refuse a checkout whose Python imports another one's code or no compiled kernels."""
-    look = "import murmurate; from murmurate.native import kernels; print(murmurate.__file__, bool(kernels))"
-    found = subprocess.run(python(checkout, "-c", look), capture_output=True, text=True, cwd=os.sep)
-    if found.stdout.split() != [str(checkout / "src/murmurate/__init__.py"), "True"]:
+    """Exit if the checkout's Python imports another checkout's code, or no compiled kernels."""
+    look = "import murmurate, murmurate.native as n; print(murmurate.__file__, bool(n.kernels), sep='\\n')"
+    command = python(checkout, "-c", look)
+    found = subprocess.run(command, capture_output=True, text=True, cwd=os.sep)
+    if found.stdout.splitlines() != [str(checkout / "src/murmurate/__init__.py"), "True"]:
         sys.exit(
-            f"{checkout} is not installed in its .venv, or without kernels: {found.stdout or found.stderr}"
+            f"{command[2]} does not import {checkout} with compiled kernels (--help says how to install "
+            f"it): {found.stdout or found.stderr}"
         )
 
 

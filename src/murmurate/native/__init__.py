@@ -32,7 +32,9 @@ def _load() -> tuple[ModuleType | None, str]:
         try:
             _kernels.use(choice)
         except ValueError as reason:
-            raise Refusal(f"{_VARIABLE}: {reason}. Leave it out for the best instruction set.") from None
+            raise Refusal(
+                f"{_VARIABLE}: {reason}. Use off, portable, avx2 or avx512, or leave it out for the fastest."
+            ) from None
     return _kernels, str(_kernels.simd())
 
 
