@@ -1,4 +1,4 @@
-// Built three times, with different flags; MURMURATE_BLOCKS names the table that this build fills.
+// Built once for each instruction set, with different flags; MURMURATE_BLOCKS names the table that this build fills.
 #include "blocks.hpp"
 
 #include <cstring>

@@ -24,7 +24,7 @@ def interpreted() -> bool:
 
 
 def why_not(device: torch.device) -> str:
-    """Why Triton's kernels do not run on tensors of ``device``, and the remedy; empty if they run."""
+    """Why Triton's kernels do not run on tensors of ``device``; empty if they run."""
     if device.type not in ("cuda", "cpu"):
         return f"Triton's kernels run on CUDA devices, not on {device}"
     if not installed():

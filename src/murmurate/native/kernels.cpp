@@ -1,4 +1,4 @@
-// Built three times, with different flags; MURMURATE_KERNELS names the table that this build fills.
+// Built once for each instruction set, with different flags; MURMURATE_KERNELS names the table that this build fills.
 #include "kernels.hpp"
 
 #include <algorithm>

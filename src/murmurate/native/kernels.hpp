@@ -38,8 +38,9 @@ struct Kernels {
   void (*set)(const Tree&, const int64_t* index, const float* priority, int64_t count);
   // priority <- (|error| + epsilon) ** alpha; returns the greatest priority, which is not finite if any is not
   float (*power)(const float* error, int64_t count, float alpha, float epsilon, float* priority);
-  // Draws leaves with probability p / total; weight <- (p / least positive p) ** -beta. state: a key, and a counter of
-  // draws. False if no leaf is positive.
+  // Draws leaves with probability p / total; weight <- (p / least positive p) ** -beta, or without has_minimum
+  // (p capacity / total) ** -beta. state: a key, and a counter of draws. False if no leaf is positive or the total is
+  // not finite.
   bool (*sample)(const Tree&, uint64_t* state, int64_t count, float beta, int64_t* index, float* weight,
                  bool stratified, int64_t threads);
 };

@@ -1,6 +1,6 @@
-// The Python side of the kernels. Their arguments are integers, most of them addresses of tensors' memory, because
-// such calls are cheapest. The caller checks shapes and keeps the memory alive. Functions that also take tensors
-// check them here.
+// The Python side of the kernels. Their arguments are numbers, most of them addresses of tensors' memory, because such
+// calls are cheapest: the caller checks shapes and keeps the memory alive. Functions that also take tensors check them
+// here.
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

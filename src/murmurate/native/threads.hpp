@@ -7,10 +7,10 @@ namespace murmurate {
 
 using Part = void (*)(const void* work, int64_t part);
 
-// Calls `part` once for each number 0 .. parts - 1, on up to `threads` threads, the caller's among them, and returns
-// when all calls are done. Each thread takes the next part when it is free, so a thread that wakes up late delays
-// nothing. `part` must not throw. While the threads serve another call, or if there are none, the caller does all
-// parts.
+// Calls `part` once for each number 0 .. parts - 1, on up to `threads` threads (64 at most), the caller's among them,
+// and returns when all calls are done. Each thread takes the next part when it is free, so a thread that wakes up late
+// delays nothing. `part` must not throw. While the threads serve another call, or if there are none, the caller does
+// all parts.
 void in_parts(int64_t threads, int64_t parts, Part part, const void* work);
 
 template <typename Work>

@@ -1,4 +1,4 @@
-// Built three times, with different flags; MURMURATE_TOPICS names the table that this build fills.
+// Built once for each instruction set, with different flags; MURMURATE_TOPICS names the table that this build fills.
 #include "topics.hpp"
 
 #include <cmath>
@@ -315,7 +315,6 @@ int64_t fold(const Documents& documents, const float* beta, int64_t width, int64
         break;
       }
     }
-    if (!statistics) continue;
     exp_digamma_of(g, width, theta);
     fold.sum_words(rows, times, words, theta, word_sums, ratio);
     for (int64_t i = 0; i < words; ++i) {

@@ -19,7 +19,7 @@ struct Documents {
 struct TopicKernels {
   const char* name;
   // beta[r] <- exp(E[log beta of word row[r]]), up to a factor for each topic and a factor for each word:
-  // exp(digamma(lambda) + 1 / greatest lambda of the row) * factor, where lambda = offset + scale * x
+  // exp(digamma(lambda) + 1 / greatest lambda of the row) * factor [width], where lambda = offset + scale * x
   void (*expected)(const float* x, int64_t width, int64_t topics, const int64_t* row, int64_t rows, float scale,
                    float offset, const float* factor, float* beta);
   // Iterates gamma [count, width] to its fixed point given beta, and adds the expected number of words of each topic

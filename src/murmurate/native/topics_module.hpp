@@ -25,7 +25,7 @@ PyObject* expected_topics(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// fold_in(starts, word, times, count, beta, width, topics, alpha, iterations, tolerance, gamma, statistics or 0)
+// fold_in(starts, word, times, count, beta, width, topics, alpha, iterations, tolerance, gamma, statistics)
 // -> total number of iterations of all documents
 PyObject* fold_in(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 12)) return nullptr;

@@ -103,8 +103,8 @@ bool addresses(PyObject* tuple, Py_ssize_t wanted, T** to) {
   return !PyErr_Occurred();
 }
 
-// torso(kernels, layers, features) -> capsule, or None if those kernels do not run or `fits` is false; layers are
-// tuples (height, width, channels, kernel, filters, block) as in torso.hpp
+// torso(kernels, layers, features) -> capsule, or None if those kernels do not run, there are no layers or too many, or
+// `fits` is false; layers are tuples (height, width, channels, kernel, filters, block) as in torso.hpp
 PyObject* make_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 3)) return nullptr;
   const char* name = PyUnicode_AsUTF8AndSize(args[0], nullptr);
