@@ -86,6 +86,18 @@ def test_it_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _look("torso")["found"] == "torch"
 
 
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [("avx2", "not in avx2: unset"), ("", "need AVX512_BF16"), ("avx512", "need AVX512_BF16")],
+)
+def test_torso_kernels_that_do_not_run_are_blamed_on_a_build_only_if_it_lacks_them(
+    monkeypatch: pytest.MonkeyPatch, build: str, words: str
+) -> None:
+    monkeypatch.setattr(native, "kernels", SimpleNamespace(torso_kernels=lambda: []))
+    monkeypatch.setenv("MURMURATE_NATIVE", build)
+    assert words in _look("torso")["advice"]
+
+
 def test_few_open_files_are_bad_and_the_command_is_given() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -140,7 +140,7 @@ def _torso() -> dict[str, str]:
         return _check("torso", _NOTE, "torch", "image networks are slower: see compiled kernels")
     if kernels := native.kernels.torso_kernels():
         return _check("torso", _OK, f"compiled, {kernels[0]}", "where it computes in bfloat16")
-    if (build := os.environ.get("MURMURATE_NATIVE")) is not None:
+    if (build := os.environ.get("MURMURATE_NATIVE")) in ("portable", "avx2"):
         return _check("torso", _NOTE, "torch", f"its kernels are not in {build}: unset MURMURATE_NATIVE")
     return _check(
         "torso",
