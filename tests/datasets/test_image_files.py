@@ -203,6 +203,11 @@ def test_damaged_tar_files_give_what_is_before_the_damage(tmp_path):
         assert found == [b"%d.cls" % k for k in range(count)]
 
 
+def test_the_first_name_may_begin_like_a_compressed_file(tmp_path):
+    tar_of(tmp_path / "a.tar", [("BZhou.jpg", encoded(picture(3))), ("BZhou.cls", b"0")])
+    assert numbers(shards_world(tmp_path).divided().train) == ([3], [0])
+
+
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [

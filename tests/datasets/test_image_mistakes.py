@@ -118,7 +118,9 @@ def test_a_compressed_tar_file_has_one_remedy(tmp_path):
     path = tmp_path / "000000.tar"
     path.write_bytes(gzip.compress(path.read_bytes()))
     for skip_bad in (False, True):
-        with pytest.raises(Refusal, match=r"000000.tar: it is compressed \(gzip\), .*gzip -dc\.$") as refused:
+        with pytest.raises(
+            Refusal, match=r"0.tar: it is compressed \(gzip\), .*gzip -dc \w+ > \w+\.$"
+        ) as refused:
             shards_world(path, skip_bad=skip_bad).divided()
         assert "skip-bad" not in str(refused.value)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _BLOCK = 512
 _AHEAD = 4096  # bytes read at each header, so that small members are read with it
-_LONGEST_NAME = 1 << 16
+_LONGEST_EXTENSION = 1 << 16  # most bytes of a long name, or of an extended header
 _FILES = b"0\0"  # type flags of ordinary files
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -22,7 +22,7 @@ class TarError(ValueError):
 
 
 class CompressedTar(TarError):
-    """A compressed tar file."""
+    """A compressed tar file. The message names the program that unpacks it."""
 
 
 class Member(NamedTuple):
@@ -36,8 +36,9 @@ class Member(NamedTuple):
 
 
 def members(path: Path) -> Iterator[Member]:
-    """The ordinary files in a tar file, in order. Raises TarError if the tar file is damaged or truncated,
-    after it has yielded the members before the damage; OSError if it cannot be read."""
+    """The ordinary files in a tar file, in order. Raises CompressedTar for a compressed one, OSError if it
+    cannot be read, and TarError if it is damaged or truncated, after it has yielded the members before the
+    damage. A tar file that was cut between two members counts as whole."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield from _members(descriptor, os.fstat(descriptor).st_size)
@@ -46,8 +47,8 @@ def members(path: Path) -> Iterator[Member]:
 
 
 def name_at(path: Path, offset: int) -> bytes | None:
-    """The name of the member whose bytes begin at ``offset``; None if the tar file cannot be read. Reads one
-    header; those before it only where the name may be longer than the header."""
+    """The name of the member whose bytes begin at ``offset``; None if there is none, or the tar file cannot
+    be read. Reads one header; those before it only where that one may not have the whole name."""
     try:
         with open(path, "rb") as file:
             file.seek(offset - _BLOCK)
@@ -66,26 +67,22 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
     while place < length:
         block = os.pread(descriptor, _AHEAD, place)
         head = block[:_BLOCK]
-        if not place:
-            packed = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
-            if packed is not None:
-                raise CompressedTar(
-                    f"it is compressed ({packed}), and single images cannot be read from it. Unpack it with "
-                    f"{packed} -dc"
-                )
+        is_sound = _has_its_checksum(head)
+        if not place and not is_sound:
+            _refuse_compressed(head)
         if len(head) < _BLOCK:
             raise TarError(f"it ends within a header, at byte {place:,}")
         if head.count(0) == _BLOCK:  # zeros: the end, or padding
             place += _BLOCK
             continue
         size, first, kind = _number(head[124:136]), place + _BLOCK, head[156:157]
-        if size < 0 or _number(head[148:156]) != sum(head) - sum(head[148:156]) + 8 * 32:
+        if size < 0 or not is_sound:
             raise TarError(f"the header at byte {place:,} is damaged")
         if long_size is not None and kind not in b"xgLK":
             size, long_size = long_size, None
-        if kind in b"xL" and kind:
-            if size > _LONGEST_NAME:
-                raise TarError(f"the header at byte {place:,} has a name of {size:,} bytes")
+        if kind in b"xL":
+            if size > _LONGEST_EXTENSION:
+                raise TarError(f"the long name or extended header at byte {place:,} has {size:,} bytes")
             extra = os.pread(descriptor, size, first)
             if kind == b"L":
                 long_name = extra.rstrip(b"\0")
@@ -104,11 +101,25 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
         place = first + -(-size // _BLOCK) * _BLOCK
 
 
+def _has_its_checksum(head: bytes) -> bool:
+    return _number(head[148:156]) == sum(head) - sum(head[148:156]) + 8 * 32
+
+
+def _refuse_compressed(beginning: bytes) -> None:
+    """Raise CompressedTar for the beginning of a compressed file. Not for tar headers: the name in one may
+    begin with the same letters."""
+    for magic, program in _COMPRESSED.items():
+        if beginning.startswith(magic):
+            raise CompressedTar(
+                f"it is compressed ({program}), and single images cannot be read from it. Unpack it into "
+                f"another file: {program} -dc COMPRESSED > UNPACKED"
+            )
+
+
 def _name(head: bytes) -> bytes:
-    name, prefix = head[:100].rstrip(b"\0"), b""
+    name, prefix = head[:100].partition(b"\0")[0], b""
     if head[257:263] == b"ustar\0":  # GNU's own format has no prefix there
         prefix = head[345:500].partition(b"\0")[0]
-    name = name.partition(b"\0")[0]
     return prefix + b"/" + name if prefix else name
 
 
