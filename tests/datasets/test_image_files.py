@@ -203,6 +203,17 @@ def test_damaged_tar_files_give_what_is_before_the_damage(tmp_path):
         assert found == [b"%d.cls" % k for k in range(count)]
 
 
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_tar_file_that_ends_within_a_long_name_is_truncated(form, tmp_path):
+    path = tmp_path / "a.tar"
+    tar_of(path, [("0.cls", b"1"), (LONG, b"1")], form)
+    path.write_bytes(path.read_bytes()[: 1024 + 512 + 100])
+    found = members(path)
+    assert next(found).name == b"0.cls"
+    with pytest.raises(TarError, match="it ends within the member at byte 1,024"):
+        next(found)
+
+
 def test_the_first_name_may_begin_like_a_compressed_file(tmp_path):
     tar_of(tmp_path / "a.tar", [("BZhou.jpg", encoded(picture(3))), ("BZhou.cls", b"0")])
     assert numbers(shards_world(tmp_path).divided().train) == ([3], [0])

@@ -80,6 +80,8 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
             raise TarError(f"the header at byte {place:,} is damaged")
         if long_size is not None and kind not in b"xgLK":
             size, long_size = long_size, None
+        if first + size > length:
+            raise TarError(f"it ends within the member at byte {place:,}")
         if kind in b"xL":
             if size > _LONGEST_EXTENSION:
                 raise TarError(f"the long name or extended header at byte {place:,} has {size:,} bytes")
@@ -91,8 +93,6 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
                 long_name = values.get(b"path", long_name)
                 long_size = int(values[b"size"]) if b"size" in values else None
         else:
-            if first + size > length:
-                raise TarError(f"it ends within the member at byte {place:,}")
             if kind in _FILES:
                 content = block[_BLOCK : _BLOCK + size]
                 is_complete = len(content) == size
