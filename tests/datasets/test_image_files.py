@@ -156,6 +156,9 @@ def test_members_are_those_that_tarfile_finds(form, tmp_path):
         folder = tarfile.TarInfo("folder")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
+        old = tarfile.TarInfo("old-folder/")
+        old.type = tarfile.AREGTYPE  # as before there was a type of folders
+        archive.addfile(old)
         archive.addfile(tarfile.TarInfo("last"))
     with tarfile.open(tmp_path / "a.tar") as archive:
         expected = [(m.name.encode(), m.offset_data, m.size) for m in archive if m.isfile()]

@@ -93,10 +93,11 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
                 long_name = values.get(b"path", long_name)
                 long_size = int(values[b"size"]) if b"size" in values else None
         else:
-            if kind in _FILES:
+            name = long_name or _name(head)
+            if kind in _FILES and not name.endswith(b"/"):  # old formats mark folders by a slash alone
                 content = block[_BLOCK : _BLOCK + size]
                 is_complete = len(content) == size
-                yield Member(long_name or _name(head), first, size, content if is_complete else None)
+                yield Member(name, first, size, content if is_complete else None)
             long_name = None
         place = first + -(-size // _BLOCK) * _BLOCK
 
