@@ -369,6 +369,9 @@ def test_a_corpus_of_nothing_is_refused(tmp_path):
     with pytest.raises(Refusal, match="has no document with a word"):
         read(tmp_path / "docword.x.txt")
     assert [p.name for p in tmp_path.iterdir()] == ["docword.x.txt"]
+    (tmp_path / "zoo.txt").write_text("cat dog\ndog\n")
+    with pytest.raises(Refusal, match=r"no document with a word of the given vocabulary\. Check both"):
+        read(tmp_path / "zoo.txt", vocabulary=["newt"])
 
 
 def test_options_that_the_kind_does_not_have(tmp_path):

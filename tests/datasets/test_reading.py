@@ -148,6 +148,10 @@ def test_the_other_way_round(tmp_path):
     with pytest.raises(Refusal, match="add --transpose"):
         read(path)
     assert read(path, transpose=True).vocabulary == ("ant", "bee", "cow", "dog")
+    right = put(tmp_path / "zoo.mtx", FILES["zoo.mtx"])
+    put(tmp_path / "zoo.mtx.vocab.txt", WORDS)
+    with pytest.raises(Refusal, match="leave out --transpose"):
+        read(right, transpose=True)
 
 
 @pytest.mark.parametrize(

@@ -132,3 +132,8 @@ def test_a_cut_that_leaves_nothing_says_what_to_change():
         Refusal, match=r"of 2 documents, --min-df 2 asks for .* least 2, .*--max-df 0\.5 .* most 1\."
     ):
         count(["cat dog", "cat"], Tokens(min_df=2))
+
+
+def test_texts_without_a_word_that_counts_are_not_blamed_on_the_cut():
+    with pytest.raises(Refusal, match=r"none of 2 documents has a word of 3 letters .* lower --min-letters"):
+        count(["1 2", "of the a3b"])

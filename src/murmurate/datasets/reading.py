@@ -71,7 +71,8 @@ def read(
     word; with a vocabulary, its pairs. column, name_column: which columns of a CSV or JSON-lines file hold
     the text and the name of a document.
 
-    Raises Refusal, with file and line, for errors in the file, and for options that the kind does not have.
+    Raises Refusal: for errors in the file, with their line; for a path that cannot be read, or a cache that
+    cannot be written; for a vocabulary of another size; for options that the kind does not have.
     """
     source = Path(path)
     if source.name in ("", ".."):
@@ -168,7 +169,9 @@ def _convert(
         if words is None or len(words) == size:
             return
         hint = ""
-        if documents == len(words) and kind in _KINDS_WITH_OPTION["transpose"]:
+        if documents == len(words) and options["transpose"]:
+            hint = " It has as many documents: leave out --transpose (transpose=True)."
+        elif documents == len(words) and kind in _KINDS_WITH_OPTION["transpose"]:
             hint = " It has as many documents: if its rows are words, add --transpose (transpose=True)."
         raise Refusal(
             f"{path} has {size:,} words, and {words_from} has {len(words):,}. Name the vocabulary that "
@@ -201,5 +204,8 @@ def _convert(
         np.save(folder / "counts.npy", corpus.counts)
         lengths, size, words = corpus.lengths, corpus.vocabulary_size, corpus.vocabulary
     if not lengths.any():
-        raise Refusal(f"{path} has no document with a {'sound ' if errors.skip else ''}word. Check the file.")
+        word = "sound word" if errors.skip else "word"
+        if kind in TEXT_KINDS and words_from:
+            raise Refusal(f"{path} has no document with a {word} of {words_from}. Check both.")
+        raise Refusal(f"{path} has no document with a {word}. Check the file.")
     return _cache.Converted(lengths, words, size, errors.causes)

@@ -55,10 +55,10 @@ class Tokens:
     """How text is split into words, and which of them a vocabulary keeps.
 
     A word is a run of letters of any script with their combining marks (accents, vowel signs), in lower case
-    and composed form (Unicode's NFC), of at least ``min_letters`` characters. The vocabulary keeps
-    words that occur in ``min_df`` documents or more, and in ``max_df`` at most; either is a number of
-    documents (int) or a share of them (float). Of these words it keeps the ``max_vocabulary`` most frequent
-    (None: all).
+    and composed form (Unicode's NFC). It is counted if it has at least ``min_letters`` characters and is none
+    of ``stop_words``. The vocabulary keeps counted words that occur in ``min_df`` documents or more, and in
+    ``max_df`` at most; either is a number of documents (int) or a share of them (float). Of these words it
+    keeps the ``max_vocabulary`` most frequent (None: all).
     """
 
     min_letters: PositiveInt = 3
@@ -126,7 +126,7 @@ def stop_words_in(path: Path) -> frozenset[str]:
             text = path.read_bytes()
         return frozenset(_all_words(text.decode()))
     except UnicodeDecodeError as error:
-        raise Refusal(f"{path} has stop words: {not_utf8(text, error.start)}.") from error
+        raise Refusal(f"{path} cannot be read as stop words: {not_utf8(text, error.start)}.") from error
 
 
 class WordCounter:
@@ -188,6 +188,12 @@ class WordCounter:
         """The ids of the words that the vocabulary keeps, in alphabetical order of the words. corpus: counts
         of all words ``names``."""
         tokens, total = self._tokens, len(corpus)
+        if not names:
+            raise Refusal(
+                f"No word is kept: none of {total:,} documents has a word of {tokens.min_letters} letters or "
+                "more that is no stop word. Check the text, lower --min-letters, or give fewer --stop-words "
+                "(in Python min_letters and stop_words)."
+            )
         df, frequency = np.zeros(len(names), np.int64), np.zeros(len(names))
         for begin, end in blocks(corpus.starts):
             part = slice(corpus.starts[begin], corpus.starts[end])
