@@ -374,6 +374,11 @@ def test_a_corpus_of_nothing_is_refused(tmp_path):
         read(tmp_path / "zoo.txt", vocabulary=["newt"])
 
 
+def test_a_path_that_the_system_does_not_take_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="cannot be read: File name too long"):
+        read(tmp_path / ("x" * 300))
+
+
 def test_options_that_the_kind_does_not_have(tmp_path):
     path = tmp_path / "docword.x.txt"
     path.write_text(HEAD + "\n".join(GOOD) + "\n")

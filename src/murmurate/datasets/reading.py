@@ -18,7 +18,7 @@ from murmurate.datasets import _cache, _entries, _headers, _matrices, _texts
 from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._format_detection import KINDS, detect_kind
 from murmurate.datasets._lines import Lines
-from murmurate.datasets._record_errors import RecordErrors, Skipped, option_of
+from murmurate.datasets._record_errors import RecordErrors, Skipped, option_of, refuse_unreadable
 from murmurate.datasets._text_files import SUFFIXES, TEXT_KINDS
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.tokens import VERSION, Tokens
@@ -77,7 +77,9 @@ def read(
     source = Path(path)
     if source.name in ("", ".."):
         source = source.resolve()  # because the cache beside it is named after it
-    if not source.exists():
+    with refuse_unreadable(source):
+        is_there = source.exists()
+    if not is_there:
         raise Refusal(f"There is no {source}. Check the path; corpora are not downloaded.")
     refuse_special(source)
     if vocabulary_size is not None and not 0 < vocabulary_size <= _headers.LARGEST:
