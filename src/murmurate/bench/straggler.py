@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, spreads
 from murmurate.fabric.interface import Fabric
-from murmurate.ranges import NonNegativeFloat, PositiveInt, PositiveSeconds
+from murmurate.ranges import NonNegativeFloat, PositiveInt, PositiveSeconds, Range
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies import strategy
 
@@ -33,7 +33,7 @@ class StragglerPlan:
 
     seconds: PositiveSeconds = 4.0
     repetitions: PositiveInt = 1
-    replicas: PositiveInt = 4
+    replicas: Annotated[int, Range(2)] = 4
     sleeps: NonNegativeFloat = 3.0
     width: PositiveInt = 512
     batch: PositiveInt = 64
@@ -55,8 +55,8 @@ def measure(plan: StragglerPlan, log: Log) -> dict[str, Any]:
 
 
 def figures(answers: list[dict[str, float]], replicas: int) -> dict[str, float]:
-    """The fast replicas' share of blocked time, and rates of updates; CPU seconds are those of all
-    members."""
+    """The fast replicas' share of blocked time, and rates of updates: of all replicas for each CPU second of
+    all members, of a fast replica, and of the slow one. answers: of the members, a centre last."""
     learners, fast = answers[:replicas], answers[: replicas - 1]
     return {
         "blocked_share": statistics.fmean(a["blocked_seconds"] / a["wall_seconds"] for a in fast),
@@ -75,7 +75,7 @@ def work(fabric: Fabric, name: str, plan: StragglerPlan) -> dict[str, float]:
     replica = replicator.replicate("model", net, lambda p: torch.optim.SGD(p, lr=1e-3))
     x = torch.randn(plan.batch, plan.width, generator=generator)
     y = x[:, :1].clone()
-    channel = fabric.channel("step seconds", torch.zeros(1, dtype=torch.float64))
+    channel = fabric.channel("step seconds", torch.zeros(1))
     step_seconds = max(
         float(t) for t in channel.gather(torch.tensor([_gradient_seconds(net, x, y)])).values()
     )
