@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 import types
 from pathlib import Path
@@ -411,6 +412,13 @@ def test_help_tells_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--replicas integer" in text
     assert "learners that train together (default 4; from 1 to 1000000)" in " ".join(text.split())
     assert "--strategy.period integer" in text
+
+
+def test_a_bench_gives_back_the_handler_of_sigterm() -> None:
+    """To a program that calls ``main``."""
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["bench", "fuzz", "--no-such-field", "1"]) == 2
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # -- the frozen surface ----------------------------------------------------------------------------------

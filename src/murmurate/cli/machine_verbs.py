@@ -60,14 +60,17 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
                 child.kill()
         sys.exit(128 + signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, end)
-    result = bench(
-        options.name,
-        full=options.full,
-        table=not options.json,
-        options=rest,
-        change=lambda plan, words: change(plan, words, f"murmurate bench {options.name}"),
-    )
+    earlier = signal.signal(signal.SIGTERM, end)
+    try:
+        result = bench(
+            options.name,
+            full=options.full,
+            table=not options.json,
+            options=rest,
+            change=lambda plan, words: change(plan, words, f"murmurate bench {options.name}"),
+        )
+    finally:  # for a caller in this process
+        signal.signal(signal.SIGTERM, earlier or signal.SIG_DFL)
     print(json.dumps(result))
     return 0
 
