@@ -72,8 +72,9 @@ class PayloadSource(Protocol):
 class Frame:
     """One message on a connection.
 
-    number: sequence number of the frame; 0 for frames that are not numbered. version: the version of a
-    register; in frames of collectives the number of the round.
+    channel: digest of the channel's name [8]; zeros in frames that belong to no channel. number: sequence
+    number of the frame; 0 for frames that are not numbered. version: the version of a register; in frames of
+    collectives the number of the round. note: number sent along with a message of ``Mail``.
     payload: any object with a buffer of ``length`` bytes. source: from where the payload is still being
     copied; None if it is complete.
     """
@@ -94,7 +95,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Origin:
-    """The run and its epoch that a connection belongs to; written into every header."""
+    """The run (8 bytes of its id) and the epoch that a connection belongs to; written into every header."""
 
     run: bytes
     epoch: int
@@ -154,32 +155,20 @@ class Pipe:
         self._unopened = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
 
     def close(self) -> None:
-        """Close the connection; a blocked send or receive then raises OSError or Closed."""
+        """Close the connection; a blocked send or receive then raises OSError, Closed or FrameRejected."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     # -- sending ------------------------------------------------------------------------------------
 
-    def writer(
-        self,
-        frame: Frame,
-        source: PayloadSource | None = None,
-        origin: Origin | None = None,
-        length: int | None = None,
-    ) -> FrameWriter:
-        """A writer of ``frame``.
+    def writer(self, frame: Frame, source: PayloadSource | None = None) -> FrameWriter:
+        """A writer of ``frame``. source: replaces the frame's own source."""
+        return FrameWriter(self._socket, self._pieces(frame, source or frame.source))
 
-        source: replaces the frame's own source. origin, length: replace those in the header, in tests.
-        """
-        return FrameWriter(self._socket, self._pieces(frame, source or frame.source, origin, length))
-
-    def _pieces(
-        self, frame: Frame, source: PayloadSource | None, origin: Origin | None, length: int | None
-    ) -> Iterator[list[Any]]:
+    def _pieces(self, frame: Frame, source: PayloadSource | None) -> Iterator[list[Any]]:
         """The buffers to write, piece by piece; each must be written before the next is generated."""
         meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
-        origin = origin or self._origin
         address: RegionAddress | None = None
         if self.peer_reads and source is None:  # a payload that is still being copied is always sent
             address = getattr(frame.payload, "address", None)
@@ -187,14 +176,14 @@ class Pipe:
             _MAGIC,
             frame.kind,
             _SHARED if address else 0,
-            origin.run,
-            origin.epoch,
+            self._origin.run,
+            self._origin.epoch,
             frame.channel,
             frame.number,
             frame.version,
             frame.note,
             len(meta),
-            frame.length if length is None else length,
+            frame.length,
         )
         # sent together with the first piece of the vector, so that the receiver wakes up only once for both
         buffers = self._sealed_copy(header) + (self._sealed_copy(meta) if meta else [])
