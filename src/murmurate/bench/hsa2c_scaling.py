@@ -30,11 +30,11 @@ class HSA2CPlan:
 
     nodes: the numbers of nodes whose speed is measured. local_updates: values of B, each measured with every
     number of nodes. threads: number of threads of a node. learning_nodes: the numbers of nodes in the runs
-    that measure the time to a score. learning_steps: number of updates of each thread in these runs. seeds:
-    number of seeds of the runs that measure the time to a score. scores: training returns to which the time
-    is measured, chosen before any run, so that they favour no scheme. measured_updates: number of updates
-    that are timed for the cost of an update. exchange_rounds: number of messages that are timed for the cost
-    of a message. network: latency and bandwidth between nodes.
+    that measure the time to a score. learning_steps: duration of these runs, as the number of updates that a
+    thread would make without exchanges. seeds: number of seeds of the runs that measure the time to a score.
+    scores: training returns to which the time is measured, chosen before any run, so that they favour no
+    scheme. measured_updates: number of updates that are timed for the cost of an update. exchange_rounds:
+    number of messages that are timed for the cost of a message. network: latency and bandwidth between nodes.
     """
 
     nodes: tuple[PositiveInt, ...] = (1, 20, 30, 40, 60)
@@ -115,6 +115,8 @@ def _schemes(nodes: int, plan: HSA2CPlan) -> dict[str, tuple[Strategy, int]]:
 
 
 def hsa2c(threads: int, B: int, M: int) -> DPSGD:
+    """HSA2C with nodes of ``threads`` replicas. M: updates that the master joins, whose mean it takes; 0: one
+    from each node."""
     return DPSGD(
         threads=threads,
         local_updates=B,
@@ -126,6 +128,7 @@ def hsa2c(threads: int, B: int, M: int) -> DPSGD:
 
 
 def published(plan: HSA2CPlan) -> DPSGD:
+    """HSA2C with the paper's setting (see ``measure``)."""
     B = sorted(plan.local_updates)[len(plan.local_updates) // 2]
     return dataclasses.replace(
         hsa2c(plan.threads, B, 0), global_learning_rate=0.01, global_momentum=0.5, counted="node"
@@ -191,7 +194,7 @@ def equation_57_row(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> dict[str
 
 
 def _run_seconds(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> float:
-    """Virtual seconds of T iterations."""
+    """Virtual seconds of T iterations of the master with so many workers (p = B = 1)."""
     run = _simulated.small(hsa2c(1, 1, nodes), nodes, updates=plan.steps)
     summary, _ = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
     return float(summary["virtual_seconds"])

@@ -71,7 +71,7 @@ def measure(plan: ImageStrategiesPlan, log: Log) -> dict[str, Any]:
 
 
 def planned(plan: ImageStrategiesPlan, strategy: str, seed: int) -> ResumableRun:
-    """Raises Refusal for an unknown strategy."""
+    """The training of a strategy with a seed. Raises Refusal for an unknown strategy."""
     if strategy not in strategies():
         raise unknown("strategy", strategy, strategies())
     settings = (
@@ -95,7 +95,8 @@ def planned(plan: ImageStrategiesPlan, strategy: str, seed: int) -> ResumableRun
 
 
 def row(strategy: str, runs: list[Summary]) -> dict[str, Any]:
-    """Figures over the seeds; the deviation is None for a single seed."""
+    """Figures over the seeds, diverged runs left out except of ``wall_seconds``; the deviation is None for
+    fewer than two runs."""
     finite = [run for run in runs if not diverged(run)]
     accuracies = [float(run["accuracy"]) for run in finite]
     return {

@@ -138,7 +138,9 @@ def _numbers_of(batch: Any) -> torch.Tensor:
     for name in ("observation", "words", "values", "images"):
         if hasattr(data, name):
             return torch.as_tensor(np.asarray(getattr(data, name))).flatten()
-    raise AssertionError(f"a {type(data).__name__} has none of the known fields")
+    raise AssertionError(
+        f"a {type(data).__name__} needs a field observation, words, values or images with its examples"
+    )
 
 
 def test_a_joining_replica_gets_other_data_than_its_peer_and_than_at_its_first_start(run: Run) -> None:

@@ -116,8 +116,11 @@ def _first(available: int, count: int | None) -> int:
 def perplexities(
     topics: Topics, prior: float, documents: Corpus | RemappedCorpus, seed: int = 0
 ) -> dict[str, Any]:
-    """Perplexities of ``documents`` by name; if the documents have so few words that none is held out, they
-    are None and ``perplexity_bound_full`` is left out. seed: draws the words that are held out."""
+    """``test_documents``, the number of documents, and their perplexities by name (docs/metrics.md). If they
+    have so few words that none is held out, perplexities are None and ``perplexity_bound_full`` is left out.
+
+    prior: zeta of ``TopicModel``. seed: of the choice of the words that are held out.
+    """
     figures = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
     if documents.tokens < 2:
         return figures

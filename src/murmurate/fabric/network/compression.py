@@ -1,7 +1,7 @@
 """Formats in which vectors are sent: unchanged, in bfloat16, or with 8 bits per number.
 
-Only floating-point vectors of mail and register are compressed: the result of a collective must be bitwise
-the same for all members, and that of a broadcast equal to the root's vector.
+Only float32 and float64 vectors of mail and register are compressed. The result of a collective must be
+bitwise the same for all members, and that of a broadcast equal to the root's vector.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Int8Codec:
     """Sends integers from -127 to 127, with one float32 scale for each block of 1024.
 
     The scale is the block's largest magnitude divided by 127, so nothing is clipped and the error of each
-    number is at most half a scale. If any number of a block is not finite, the whole block arrives as NaN, so
-    that the problem is not hidden.
+    number is at most half a scale. If any number of a block is not finite (or its scale is not, in float32),
+    the whole block arrives as NaN, so that the problem is not hidden.
     """
 
     exact = False
@@ -176,7 +176,8 @@ class Int8Codec:
 
 
 def codec(compression: Compression, count: int, dtype: torch.dtype) -> Codec:
-    """The codec for vectors of ``count`` numbers. Raises ValueError for an unknown name."""
+    """The codec for vectors of ``count`` numbers; those of other types than float32 and float64 are sent
+    unchanged. Raises ValueError for an unknown name."""
     kinds: dict[str, type[ExactCodec] | type[Bfloat16Codec] | type[Int8Codec]] = {
         "none": ExactCodec,
         "bfloat16": Bfloat16Codec,

@@ -79,6 +79,7 @@ class Hello(NamedTuple):
 
     @staticmethod
     def read(sock: socket.socket, credentials: Credentials) -> Hello:
+        """Receive it. Raises FrameRejected unless run, epoch and encryption are ours; OSError or Closed."""
         magic, *fields = _HELLO.unpack(_received(sock, _HELLO.size))
         hello = Hello(*fields)
         if magic != _MAGIC:
@@ -96,7 +97,8 @@ class Hello(NamedTuple):
 
 @dataclass(frozen=True)
 class Handshake:
-    """A finished handshake. received: how many of this member's numbered frames the peer has received."""
+    """A finished handshake with member ``rank``. received: how many of our numbered frames the peer has
+    received."""
 
     pipe: Pipe
     rank: int
@@ -107,7 +109,8 @@ class Handshake:
 def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: float) -> Handshake:
     """Connect to a peer that listens. Raises OSError, Closed or FrameRejected.
 
-    received: how many numbered frames of the peer's present incarnation have arrived here.
+    received: how many numbered frames of the peer's present incarnation have arrived here. seconds: longest
+    time to connect, and then without a byte in the handshake.
     """
     sock = socket.create_connection((record.address, record.port), timeout=seconds)
     try:
@@ -142,7 +145,8 @@ def answer(
     received_of: Callable[[int], int],
     seconds: float,
 ) -> Handshake:
-    """The listener's side of ``dial``, which raises the same exceptions.
+    """The listener's side of ``dial``, on the accepted ``sock``. Raises the same exceptions, after which the
+    caller has to close ``sock``.
 
     record_of: returns the record of a member, by rank and incarnation, or None. received_of: returns how many
     numbered frames of a member have arrived, by rank.
