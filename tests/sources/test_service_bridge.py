@@ -112,3 +112,15 @@ def test_who_does_not_know_the_key_is_not_let_in(shard: tuple[Bridges, ShardAddr
     with pytest.raises((OSError, Closed, FrameRejected)):
         dial_bridge(stranger, STREAM, empty())
     assert bridges.accept() == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_answer_that_cannot_be_written_ends_the_connection(shard: tuple[Bridges, ShardAddress]) -> None:
+    """Else the sampler would wait for it for ever, as the heartbeats go on."""
+    bridges, address = shard
+    link, bridge = dial_bridge(address, STREAM, empty())
+    ((end, _),) = until(bridges.accept)
+    end.send(DrawReply(LAYOUT.slots + 7, 0, 1).pack())
+    assert received(link) == received(end) == b""
+    link.close()
+    bridge.close()

@@ -64,11 +64,11 @@ class Bridge:
             thread.start()
 
     def _until_ended(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(*_CONNECTION_ERRORS):
-            work()
-        self._pipe.close()
-        with contextlib.suppress(OSError):
-            self._inner.shutdown(socket.SHUT_RDWR)
+        try:
+            with contextlib.suppress(*_CONNECTION_ERRORS):
+                work()
+        finally:  # whatever was raised: else the other thread would keep the connection alive
+            self._disconnect()
 
     def _send(self) -> None:
         while True:
@@ -89,12 +89,15 @@ class Bridge:
 
     def close(self) -> None:
         """End both sides; afterwards nothing is written to the slots any more."""
-        self._pipe.close()
-        with contextlib.suppress(OSError):
-            self._inner.shutdown(socket.SHUT_RDWR)
+        self._disconnect()
         for thread in self._threads:
             thread.join()
         self._inner.close()
+
+    def _disconnect(self) -> None:
+        self._pipe.close()
+        with contextlib.suppress(OSError):
+            self._inner.shutdown(socket.SHUT_RDWR)
 
 
 def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tuple[socket.socket, Bridge]:
