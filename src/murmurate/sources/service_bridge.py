@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -111,17 +110,14 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
         request = DrawRequest.read(message)
         if not request.error_bits:
             return message
-        return b"".join([message, *_part_rows(slots, "errors", request.slot, request.part)])
+        return b"".join([message, *_part_rows(slots, ["errors"], request.slot, request.part)])
 
     def to_message(payload: bytes) -> bytes:
-        view = memoryview(payload)
-        message = bytes(view[:REPLY_BYTES])
-        reply, offset = DrawReply.read(message), REPLY_BYTES
+        message = bytes(payload[:REPLY_BYTES])
+        reply = DrawReply.read(message)
         if reply.number == slots.number(reply.slot) and not slots.is_filled(reply.slot, reply.part):
-            for name in _drawn_columns(slots):
-                for rows in _part_rows(slots, name, reply.slot, reply.part):
-                    rows[:] = view[offset : offset + rows.nbytes]
-                    offset += rows.nbytes
+            rows = _part_rows(slots, _drawn_columns(slots), reply.slot, reply.part)
+            _write(rows, memoryview(payload)[REPLY_BYTES:])
             slots.fill(reply.slot, reply.part, reply.number)
         return message
 
@@ -131,7 +127,10 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
 
 
 class Bridges:
-    """The shard's side: connections from other hosts, each with a mirror of its sampler's slots."""
+    """The shard's side: connections from other hosts, each with a mirror of its sampler's slots.
+
+    Raises Refusal if this host cannot listen at ``address.host``.
+    """
 
     def __init__(self, address: ShardAddress) -> None:
         self._credentials = _credentials(address, address.rank)
@@ -169,17 +168,14 @@ class Bridges:
 
         def to_payload(message: bytes) -> bytes:
             reply = DrawReply.read(message)
-            columns = (_part_rows(slots, name, reply.slot, reply.part) for name in _drawn_columns(slots))
-            return b"".join([message, *itertools.chain.from_iterable(columns)])
+            return b"".join([message, *_part_rows(slots, _drawn_columns(slots), reply.slot, reply.part)])
 
         def to_message(payload: bytes) -> bytes:
             message = bytes(payload[:REQUEST_BYTES])
             request = DrawRequest.read(message)
             if request.error_bits:
-                offset = REQUEST_BYTES
-                for rows in _part_rows(slots, "errors", request.slot, request.part):
-                    rows[:] = memoryview(payload)[offset : offset + rows.nbytes]
-                    offset += rows.nbytes
+                rows = _part_rows(slots, ["errors"], request.slot, request.part)
+                _write(rows, memoryview(payload)[REQUEST_BYTES:])
             return message
 
         outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -194,10 +190,22 @@ def _drawn_columns(slots: BatchSlots) -> list[str]:
     return [name for name, _ in slots.layout.columns if name != "errors"]
 
 
-def _part_rows(slots: BatchSlots, column: str, slot: int, part: int) -> list[memoryview]:
-    """The rows of a part in a column, for each batch of the block."""
+def _part_rows(slots: BatchSlots, columns: Sequence[str], slot: int, part: int) -> list[memoryview]:
+    """The rows of a part: for each column, those of each batch of the block."""
     layout = slots.layout
-    return [slots.bytes_of(column, slot, layout.rows(part, number)) for number in range(layout.block)]
+    return [
+        slots.bytes_of(column, slot, layout.rows(part, number))
+        for column in columns
+        for number in range(layout.block)
+    ]
+
+
+def _write(rows: Sequence[memoryview], content: memoryview) -> None:
+    """Fill ``rows``, one after another, with ``content``. Raises ValueError if it is too short."""
+    start = 0
+    for target in rows:
+        target[:] = content[start : start + target.nbytes]
+        start += target.nbytes
 
 
 def _identity(address: ShardAddress) -> Identity:
