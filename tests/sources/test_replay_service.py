@@ -213,6 +213,17 @@ def test_draws_priorities_and_what_a_checkpoint_brings_back() -> None:
         again.close()
 
 
+def test_no_lag_is_reported_before_an_actor_has_sent_a_step() -> None:
+    """As after a resume, when batches are drawn from a saved replay before the actors have started."""
+    source, learner = opened(run_of())
+    try:
+        for replica in learner.replicas.values():
+            replica.clock = 5_000
+        assert source.fields()["actor_lag_updates"] == 0
+    finally:
+        source.close()
+
+
 def test_nothing_is_lost_or_doubled_by_kills_of_actors_and_samplers() -> None:
     plan = ServicePlan(
         learners=1, actors=2, samplers=2, shards=1, simulators=4, seconds=0.1, kills=1, kill_draws=20,

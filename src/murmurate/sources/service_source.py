@@ -25,11 +25,12 @@ from murmurate.sources.service_processes import SamplerProcess, ServiceProcesses
 from murmurate.sources.service_shard import ShardSettings
 from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, Rows, SlotLayout
 from murmurate.sources.shared_ring import ActorRing
+from murmurate.sources.simulator_groups import check_loaded_simulators
 from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 
 _WAIT_SECONDS = 0.05  # the longest wait for a batch between two calls of ``alive``
 _ADDRESS_BYTES = 512  # size of a shard's address on the channel
-_COUNTS = ("inserted", "drawn", "reported")  # of env steps and draws of a shard
+_COUNTS = ("inserted", "drawn", "reported")  # names of a shard's counts in a saved state
 
 
 @dataclass
@@ -254,12 +255,15 @@ class ServiceSource:
         after_starts = sum(c.inserted for c in counts) - starts
         exponents = self._exponents()
         restarts = sum(c.restarts for c in counts)
+        newest = updates_of(self.learner) + 1
+        # a shard to which no step has come, as after a resume, has no version
+        oldest = min((c.version for c in counts if c.version), default=newest)
         return {
             "replay_transitions": sum(c.transitions for c in counts),
             "samples_per_insert": sum(c.drawn for c in counts) / max(after_starts, 1),
             "beta": exponents[0],
             **({} if self.config.alpha_end is None else {"alpha": exponents[1]}),
-            "actor_lag_updates": updates_of(self.learner) + 1 - min(c.version for c in counts),
+            "actor_lag_updates": newest - oldest,
             "actor_deaths": self._actors.deaths,
             "sampler_deaths": self._processes.deaths,
             **({"simulator_restarts": restarts} if restarts else {}),
@@ -338,12 +342,9 @@ class ServiceSource:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from ``state``; actors begin new episodes, with new seeds. A replay that was not saved is
         empty, and the learner goes on as soon as a batch can be drawn."""
-        if len(state["first"]) != self.plan.simulators:
-            raise ValueError(
-                f"the state is of {len(state['first'])} simulators, these are {self.plan.simulators}"
-            )
+        check_loaded_simulators(state, self.plan.simulators)
         if len(state["shards"]) != len(self._states):
-            raise ValueError(f"the state is of {len(state['shards'])} shards, these are {len(self._states)}")
+            raise ValueError(f"the state is of {len(state['shards'])} shards, not {len(self._states)}")
         self._batches = int(state["batches"])
         self._states = []
         for index, counts in enumerate(state["shards"]):

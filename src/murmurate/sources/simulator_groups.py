@@ -48,6 +48,12 @@ def check_saved_simulators(state: dict[str, Any], simulators: int) -> None:
         )
 
 
+def check_loaded_simulators(state: dict[str, Any], simulators: int) -> None:
+    """Raise ValueError for the state of a source with another number of simulators."""
+    if (saved := len(state["first"])) != simulators:
+        raise ValueError(f"the state is of {saved} simulators, not {simulators}")
+
+
 def open_groups(
     world: SimulatorWorld, simulators: int, *, training: bool, double_buffer: bool = False
 ) -> list[Simulators]:
