@@ -309,8 +309,16 @@ def test_agents_that_learn_from_rollouts_can_learn_from_it(agent: A2C | PPO) -> 
         ),
         ({"launcher": "inline"}, "actors are processes"),
         ({"learner": A2C(scale_rewards=True)}, "scale_rewards follows .* Use --actors 0"),
-        ({"queue": 3, "max_lag": 2}, "trajectories wait for up to 3 updates. Use --max-lag 3"),
-        ({"queue": 2, "trajectories": 1, "max_lag": 3}, "up to 4 updates"),
+        (
+            {"queue": 3, "max_lag": 2},
+            "trajectories wait for up to 3 batches. Use --max-lag 3, or a smaller --queue",
+        ),
+        ({"queue": 2, "trajectories": 1, "max_lag": 3}, "up to 4 batches"),
+        ({"trajectories": 1, "max_lag": 1}, "Use --max-lag 2, or more --trajectories"),
+        (
+            {"learner": PPO(recurrent=4), "trajectories": 1, "env_steps": 10_000, "updates": None},
+            "a batch of 2 simulators into more minibatches than it has .* Use --trajectories 2",
+        ),
     ],
 )
 def test_refusals(changes: dict[str, Any], words: str) -> None:

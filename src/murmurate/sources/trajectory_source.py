@@ -18,7 +18,7 @@ from murmurate.sources.interface import RunView, Source, SourceConfig, SourceCon
 from murmurate.sources.joined_trajectories import JoinedTrajectories
 from murmurate.sources.polling import Backoff
 from murmurate.sources.rollouts import RolloutSourceConfig
-from murmurate.sources.simulator_groups import check_saved_simulators
+from murmurate.sources.simulator_groups import check_loaded_simulators, check_saved_simulators
 from murmurate.sources.trajectory_ring import QueuedTrajectory, TrajectoryRing, TrajectoryShape
 from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 from murmurate.worlds.interface import SimulatorWorld
@@ -36,8 +36,8 @@ class TrajectorySourceConfig(SourceConfig):
         steps have B = ``trajectories * simulators / actors``. 0 means as many as there are actors.
     queue: how many trajectories of each actor may wait for the learner; the actor waits when there are so
         many.
-    max_lag: how many updates at most the learner may have made since it published the policy that made a
-        trajectory. An older trajectory is dropped and counted.
+    max_lag: how many batches at most the learner may have learned from since it published the policy that
+        made a trajectory. An older trajectory is dropped and counted.
     """
 
     simulators: PositiveInt = 32
@@ -65,9 +65,15 @@ class TrajectorySourceConfig(SourceConfig):
                 f"{self.actors} actors have equal shares of the simulators, and {self.simulators} cannot be "
                 f"divided. Use --simulators {per_actor * self.actors}."
             )
-        RolloutSourceConfig(self.columns).check(run)
         if not self.actors:
-            return
+            return self._as_rollouts.check(run)
+        needed = math.ceil(run.learner.requires.simulators * self.actors / self.simulators)
+        if self.batch < needed:
+            raise Refusal(
+                f"{run.learner.name} divides a batch of {self.columns} simulators into more minibatches than "
+                f"it has simulators. Use --trajectories {needed}, or fewer minibatches."
+            )
+        RolloutSourceConfig(self.columns).check(run)
         if run.launcher == "inline":
             raise Refusal(
                 "actors are processes, and the inline launcher has none. Use --launcher local, or --actors 0."
@@ -77,11 +83,12 @@ class TrajectorySourceConfig(SourceConfig):
                 "scale_rewards follows the return of each simulator, and trajectories of actors come in any "
                 "order. Use --actors 0, or --agent.scale-rewards false."
             )
-        longest_wait = math.ceil(self.actors * self.queue / self.batch)  # in updates
+        longest_wait = math.ceil(self.actors * self.queue / self.batch)  # in batches
         if self.max_lag < longest_wait:
+            shorter = "a smaller --queue" if self.queue > 1 else "more --trajectories"
             raise Refusal(
-                f"max_lag is {self.max_lag}, and trajectories wait for up to {longest_wait} updates. "
-                f"Use --max-lag {longest_wait}, or a smaller --queue."
+                f"max_lag is {self.max_lag}, and trajectories wait for up to {longest_wait} batches. "
+                f"Use --max-lag {longest_wait}, or {shorter}."
             )
 
     @property
@@ -233,10 +240,7 @@ class TrajectorySource:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from ``state``; actors begin new episodes, with new seeds."""
-        if len(state["first"]) != self.config.simulators:
-            raise ValueError(
-                f"the state is of {len(state['first'])} simulators, these are {self.config.simulators}"
-            )
+        check_loaded_simulators(state, self.config.simulators)
         self._batches = int(state["batches"])
 
     def fresh_start(self, batches: int) -> None:
