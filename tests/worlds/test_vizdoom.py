@@ -300,6 +300,19 @@ def test_games_find_their_folder_when_they_start(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "_vizdoom").is_dir()
 
 
+def test_a_folder_in_which_nothing_is_executed_has_games_without_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under a mount with noexec: a script that is not used is better than a game that does not start."""
+    monkeypatch.chdir(tmp_path)
+    games = importlib.import_module("murmurate.worlds._doom_game")
+    script = games._launcher()
+    if script is None:
+        pytest.skip("this host has no setpriv")
+    script.chmod(0o600)
+    assert games._launcher() is None
+
+
 def test_nothing_is_left(request: pytest.FixtureRequest) -> None:
     """Neither after close, nor where the server is killed: no process, and no name of the shared memory that
     the games had mapped."""

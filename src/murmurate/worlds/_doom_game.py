@@ -172,7 +172,7 @@ def _button(name: str) -> vizdoom.Button:
 
 def _launcher() -> Path | None:
     """A script that starts the game's program, so that the kernel kills it when this process ends; None where
-    the system has no ``setpriv``."""
+    the system has no ``setpriv``, or executes nothing in this folder (a mount option, ``noexec``)."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return None
@@ -182,4 +182,4 @@ def _launcher() -> Path | None:
         temporary.write_text(f'#!/bin/sh\nexec "{setpriv}" --pdeathsig KILL "{vizdoom.exe_path}" "$@"\n')
         temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
         temporary.rename(path)
-    return path
+    return path if os.access(path, os.X_OK) else None
