@@ -38,10 +38,10 @@ def test_it_is_where_the_environments_episodes_end(name: str) -> None:
 
 def test_states_beyond_the_bounds() -> None:
     hopper = termination("hopper")
-    upright = torch.zeros(4, 11)
+    upright = torch.zeros(5, 11)
     upright[:, 0] = 1.25
-    upright[1, 1], upright[2, 0], upright[3, 5] = 0.21, 0.69, 150.0
-    assert hopper(upright).tolist() == [False, True, True, True]
+    upright[1, 1], upright[2, 0], upright[3, 5], upright[4, 7] = 0.21, 0.69, 150.0, float("nan")
+    assert hopper(upright).tolist() == [False, True, True, True, True]
     lost = torch.full((1, 105), float("nan"))
     for name in ("ant", "humanoid", "walker2d", "inverted-double-pendulum"):
         assert termination(name)(lost).tolist() == [True], "what is no number has ended"

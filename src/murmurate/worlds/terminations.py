@@ -77,10 +77,10 @@ def never(observation: Tensor) -> Tensor:
 
 
 def hopper(observation: Tensor) -> Tensor:
-    """Too low, bent by more than 0.2 rad, or with an observed number of at least 100."""
+    """Too low, bent by 0.2 rad or more, or with another observed number outside (-100, 100)."""
     height, angle = observation[:, 0], observation[:, 1]
-    out_of_bounds = (observation[:, 1:].abs() >= 100).any(1)
-    return ~((height > 0.7) & (angle.abs() < 0.2)) | out_of_bounds
+    within_bounds = (observation[:, 1:].abs() < 100).all(1)
+    return ~((height > 0.7) & (angle.abs() < 0.2) & within_bounds)
 
 
 def walker2d(observation: Tensor) -> Tensor:
