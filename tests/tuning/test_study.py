@@ -203,6 +203,19 @@ def test_an_objective_that_runs_do_not_have_names_those_they_have(made) -> None:
         third.tune()
 
 
+def test_a_missing_objective_is_not_answered_with_what_is_no_number() -> None:
+    summary = {"resume_exact": True, "eval_return_mean": 1.0, "recipe": "cartpole-a2c", "seed": 0}
+    with pytest.raises(RunFailed, match=r"one of: eval_return_mean\.$"):
+        Objective("acuracy").of(summary)
+    assert Objective("resume_exact").of(summary) is None
+
+
+def test_the_page_says_that_importances_need_two_fields(made) -> None:
+    study, *_ = made(_rising, trials=1, pruner="none", space=SPACE[:1])
+    assert study.tune() == 0
+    assert "Importances need two fields and 10 finished trials" in (study.folder / "report.html").read_text()
+
+
 def test_a_study_goes_on_to_more_trials_and_refuses_another_space(made, tmp_path: Path) -> None:
     first, _, _ = made(_rising, trials=2, pruner="none")
     assert first.tune() == 0

@@ -35,16 +35,21 @@ class Objective:
         return "return_mean" if self.name in _RETURNS else self.name
 
     def of(self, summary: Mapping[str, Any]) -> float | None:
-        """The figure in a run's summary; None if it is not finite. Raises RunFailed if it is missing."""
+        """The figure in a run's summary; None if it is not a finite number.
+
+        Raises RunFailed if it is missing.
+        """
         if self.name not in summary:
-            figures = sorted(k for k, v in summary.items() if isinstance(v, (int, float)) and k != "seed")
+            figures = sorted(k for k, v in summary.items() if _is_number(v) and k != "seed")
             raise RunFailed(
                 f"summary.json has no figure '{self.name}'. Give --objective one of: {', '.join(figures)}."
             )
         value = summary[self.name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            return None
-        return float(value)
+        return float(value) if _is_number(value) and math.isfinite(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def read_objective(text: str | None, run: Run) -> Objective:
@@ -91,7 +96,7 @@ class Progress:
             known = [
                 float(value)
                 for latest in self._latest.values()
-                if isinstance(value := latest.get(self.objective.recorded), (int, float))
+                if _is_number(value := latest.get(self.objective.recorded))
             ]
             if known:
                 tenths += self._tenths(self._share(), sum(known) / len(known))

@@ -49,7 +49,7 @@ def write_page(
             note=f"Its run: {folder}/trial-{best.number:04d}",
         ),
         _history(trials, objective),
-        _importances(study, space),
+        _importances(study, finished, space),
         _slices(finished, objective, space),
         _coordinates(finished, objective, space),
         _table(trials, objective, space),
@@ -89,14 +89,13 @@ def _history(trials: Sequence[Any], objective: Objective) -> Section:
     return Section("History", legend=keys, figures=[svg(draw, 9.4, 3.2, name="history")], layout="wide")
 
 
-def _importances(study: Any, space: Sequence[Dimension]) -> Section:
+def _importances(study: Any, finished: Sequence[Any], space: Sequence[Dimension]) -> Section:
     """The importance of each field for the better trials (PED-ANOVA, Watanabe et al. 2023)."""
     from optuna import importance
 
     title = "What mattered"
-    finished = sum(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False))
-    if finished < LEAST_TRIALS or len(space) < 2:
-        return Section(title, f"Importances are computed from {LEAST_TRIALS} finished trials on.")
+    if len(finished) < LEAST_TRIALS or len(space) < 2:
+        return Section(title, f"Importances need two fields and {LEAST_TRIALS} finished trials.")
     try:
         evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.3)
         shares = importance.get_param_importances(study, evaluator=evaluator)
