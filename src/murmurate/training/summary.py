@@ -19,18 +19,20 @@ from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import read_fingerprint
 from murmurate.training.divergence import relative_spread
 from murmurate.training.evaluate import figures
-from murmurate.training.restore import learners
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_json
 
 
-def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
-    """The relative spread of the parameters in the parts of a checkpoint; None with fewer than two."""
-    if len(ranks) < 2:
+def disagreement(states: Sequence[dict[str, Any]]) -> float | None:
+    """The relative spread of the parameters in the parts of a checkpoint; None with fewer than two.
+
+    states: the part of each replica, without the centre's.
+    """
+    if len(states) < 2:
         return None
     vectors = []
-    for rank in ranks:
-        replicas = checkpoint.read_part(folder, rank)["replicas"]
+    for state in states:
+        replicas = state["replicas"]
         tensors = [
             t.flatten().double() * math.exp(replicas[r]["replica"].get("log_scale", 0.0))
             for r in sorted(replicas)
@@ -45,12 +47,13 @@ def summarize(
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json`` (fields: ``docs/metrics.md``).
 
-    Without ``evaluated`` the fields of the evaluation are null.
+    Without ``evaluated`` the fields of the evaluation are null. Raises what the evaluation raises, and
+    OSError if the file cannot be written.
     """
     last = folder / "checkpoints" / "last"
     best = folder / "checkpoints" / "best"
     seconds = coordinator.recorder.seconds
-    # without the wait for an evaluation that was not complete at the end
+    # until the last replica had ended: afterwards the run may have waited for an evaluation
     trained_seconds = seconds if coordinator.trained_seconds is None else coordinator.trained_seconds
     run_state = coordinator.run_state
     facts: dict[str, Any] = {
@@ -82,7 +85,7 @@ def summarize(
 
 
 def _lost_bytes(folder: Path) -> int:
-    """What replicas had exchanged before they were started again, and count from 0 again."""
+    """Bytes that replicas had exchanged before they were started again; since then they count from 0."""
     counts = defaultdict[int, list[float]](list)
     for record in read_metrics(folder / "metrics.jsonl"):
         replica, exchanged = record.get("replica"), record.get("bytes_exchanged")
@@ -102,13 +105,14 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
         return empty
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
+    of_replicas = [state for rank, state in zip(ranks, states, strict=True) if rank < run.replicas]
     evaluation = figures(run, last, best=best) if evaluated else {}
     evaluation.pop("returns", None)  # the return of each game, which only murmurate eval prints
     return {
         **empty,
         **evaluation,
         "staleness_max": max(max(s["staleness_max"].values()) for s in states),
-        "disagreement_final": disagreement(last, learners(last, run.replicas)),
+        "disagreement_final": disagreement(of_replicas),
         "bytes_exchanged": sum(s["bytes_exchanged"] for s in states) + lost_bytes,
         "refused": sum(s.get("refused", 0) for s in states),
         # asynchronous members lose the messages in flight, and depend on the order in which they run
