@@ -62,7 +62,7 @@ class StateTransfer:
         """Do ``admit_joined``; then, if this member is the donor of a new request, send ``read_state()`` to
         the joiner.
 
-        Raises RunFailed when the disk is full.
+        Raises RunFailed if the state cannot be written, as on a full disk.
         """
         self.admit_joined()
         if self.run_state.transfer_request > self.served:
@@ -75,7 +75,10 @@ class StateTransfer:
         self, packed: int, barrier: Callable[[], Sequence[int]], read_state: Callable[[], dict[str, Any]]
     ) -> None:
         """Called by all members between the same two rounds, with the same packed request: the joiner takes
-        part from the next round on. ``barrier`` is one more round; it returns the ranks that took part."""
+        part from the next round on. ``barrier`` makes one more round; it returns the ranks that took part.
+
+        Raises RunFailed, as ``serve_request`` does.
+        """
         if packed <= self.served:
             return
         self.served = packed
@@ -96,8 +99,8 @@ class StateTransfer:
     def receive(self) -> dict[str, Any]:
         """Report that this joiner is ready, and wait for the state of a donor.
 
-        Raises JoinCancelled if the run stops first. There is no deadline here: the launcher asks another
-        donor, or ends this process.
+        Raises JoinCancelled if the run stops first, Refusal if the state cannot be read. There is no deadline
+        here: the launcher asks another donor, or ends this process.
         """
         self.run_state.mark_ready(self.rank)
         this_joiner = self.rank, self.run_state.incarnation(self.rank)
@@ -133,8 +136,8 @@ def state_to_load(replicator: Replicator, peer_state: dict[str, Any]) -> dict[st
     """A peer's ``Replicator.state()``, changed to what this member must load when it joins, or resumes from
     a peer's part.
 
-    State in shared memory, which has changed since the peer wrote its state, is kept. The clock is then this
-    rank's entry of ``clocks``, the counts that members add up.
+    Under a strategy with shared memory, what is shared is kept, as it has changed since the peer wrote its
+    state. The clock is then this rank's entry of the strategy's ``clocks``, the updates of each rank.
     """
     if Capability.SHARED_MEMORY not in replicator.strategy.needs:
         return peer_state
@@ -150,7 +153,8 @@ def _keep_shared(bound: BoundReplica, peer_state: dict[str, Any]) -> dict[str, A
     }
     kept_state = {
         "params": None,
-        # moments exist before the first step only if they are shared; all zeros: their node was restarted
+        # before the first step there are moments only if they are shared; if all members of their node were
+        # restarted, all are zero, and the peer's are taken
         "optimizer": shared_state
         if any(map(_is_set, shared_state.values()))
         else peer_state["replica"]["optimizer"],
@@ -164,8 +168,8 @@ def _is_set(value: Any) -> bool:
 
 
 class Pace:
-    """A high quantile of this member's latest round times; a single outlier (a process stopped for a while)
-    does not raise it."""
+    """A high quantile of this member's latest round times. Among more than 20, a single outlier (a process
+    stopped for a while) does not raise it."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=_KEPT_TIMES)
@@ -173,14 +177,13 @@ class Pace:
         self._rounds = 0
 
     def tick(self) -> float | None:
-        """Call it at the end of each round: the quantile in seconds every ``_ROUNDS_PER_RESULT`` rounds, else
-        None."""
+        """Call it at the end of each round: returns the quantile in seconds after every
+        ``_ROUNDS_PER_RESULT`` rounds, else None."""
         now = time.monotonic()
         if self._last_tick is not None:
             self._times.append(now - self._last_tick)
         self._last_tick = now
         self._rounds += 1
-        if self._rounds % _ROUNDS_PER_RESULT or len(self._times) < _ROUNDS_PER_RESULT - 1:
+        if self._rounds % _ROUNDS_PER_RESULT:
             return None
-        ordered = sorted(self._times)
-        return ordered[min(int(_QUANTILE * len(ordered)), len(ordered) - 1)]
+        return sorted(self._times)[int(_QUANTILE * len(self._times))]
