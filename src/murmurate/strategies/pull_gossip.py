@@ -75,7 +75,8 @@ class PullGossip(Strategy):
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
         """j of eq. 3.5, uniform over the peers that may be drawn; ``rank`` itself where there are none.
 
-        turn: number of this exchange, which a time-varying graph depends on.
+        turn: number of this exchange, which a time-varying graph depends on. Raises RuntimeError before
+        ``attach``.
         """
         if self._graph is None:
             raise RuntimeError("attach comes before step")

@@ -82,7 +82,8 @@ class PushGossip(Strategy):
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
         """The target, uniform over the peers that may be drawn; ``rank`` itself where there are none.
 
-        turn: number of this exchange, which a time-varying graph depends on.
+        turn: number of this exchange, which a time-varying graph depends on. Raises RuntimeError before
+        ``attach``.
         """
         if self._graph is None:
             raise RuntimeError("attach comes before step")
@@ -120,8 +121,11 @@ class PushGossip(Strategy):
         self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", channel.rank)
 
     def state(self) -> dict[str, Any]:
-        return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at} | {
-            "refused": self.refused
+        return {
+            "draws": self._draws.get_state(),
+            "rounds": self._rounds,
+            "agreed_at": self._agreed_at,
+            "refused": self.refused,
         }
 
     def load(self, state: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
-        """Run the workers to their end; the coordinator's ``failure`` says how the run ended.
+        """Run the workers to their end; the coordinator's ``failure`` is what made the run fail, or None.
 
         Raises Refusal if a worker refused before it began.
         """
