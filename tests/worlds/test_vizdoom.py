@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -311,6 +312,19 @@ def test_a_folder_in_which_nothing_is_executed_has_games_without_the_script(
         pytest.skip("this host has no setpriv")
     script.chmod(0o600)
     assert games._launcher() is None
+
+
+def test_a_package_at_any_path_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    games = importlib.import_module("murmurate.worlds._doom_game")
+    program = tmp_path / 'a "$HOME" `folder`' / "vizdoom"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho started $1\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(games.vizdoom, "exe_path", str(program))
+    if (script := games._launcher()) is None:
+        pytest.skip("this host has no setpriv")
+    assert subprocess.run([script, "a game"], capture_output=True, text=True).stdout == "started a game\n"
 
 
 def test_nothing_is_left(request: pytest.FixtureRequest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -179,7 +180,8 @@ def _launcher() -> Path | None:
     path = Path("vizdoom-until-parent-ends").absolute()
     if not path.exists():
         temporary = path.with_suffix(f".{os.getpid()}-{id(path)}")
-        temporary.write_text(f'#!/bin/sh\nexec "{setpriv}" --pdeathsig KILL "{vizdoom.exe_path}" "$@"\n')
+        command = shlex.join([setpriv, "--pdeathsig", "KILL", vizdoom.exe_path])
+        temporary.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
         temporary.rename(path)
     return path if os.access(path, os.X_OK) else None
