@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,11 @@ _PEER_PROTOCOLS = Path(__file__).with_name("_peer_protocols")
 
 @dataclass
 class Server:
-    """A process that answers requests, and the version of the library behind it."""
+    """A process that answers requests, and the version of the library behind it. command: for messages, the
+    command line that starts the process."""
 
     process: subprocess.Popen[str]
+    command: str
     version: str = ""
 
     @classmethod
@@ -45,7 +48,8 @@ class Server:
         """Run a command that first prints its version and then answers requests; killed at the end.
 
         pinned: whether the process runs on the last core alone, because the first one serves most of the
-        machine's interrupts.
+        machine's interrupts. module_path: its ``PYTHONPATH``; None: that of this process. Raises RunFailed if
+        the command ends without printing its version.
         """
         path = os.environ.get("PYTHONPATH", "") if module_path is None else module_path
         process = subprocess.Popen(
@@ -56,32 +60,38 @@ class Server:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         )
-        if pinned:
-            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
-        server = cls(process)
+        setting = [] if module_path is None else ["env", f"PYTHONPATH={module_path}"]
+        server = cls(process, shlex.join([*setting, *command]))
         try:
+            if pinned:
+                os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
             server.version = str(server._answer().get("version", ""))
             yield server
         finally:
             process.kill()
             process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):  # a request that the process did not read
+                        pipe.close()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to ``request``. Raises RunFailed if the process ends instead."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # the process has ended: then there is no answer either
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        """The next line that is JSON: libraries print other lines, too."""
+        """The next line that is a JSON object: libraries print other lines, too, even numbers."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with contextlib.suppress(ValueError):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        command = " ".join(map(str, self.process.args))  # type: ignore[arg-type]
-        raise RunFailed(f"{command} ended unexpectedly. Run it by hand to see why.")
+                answer = json.loads(line)
+                if isinstance(answer, dict):
+                    return answer
+        raise RunFailed(f"{self.command} ended unexpectedly. Run it by hand to see why.")
 
 
 def start_servers(
