@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -11,8 +12,10 @@ from torch.nn import functional
 
 from murmurate.bench import spatial_table
 from murmurate.bench._dtensor import compared
+from murmurate.bench._spatial_layers import DrawnLayer, error_in_parts
 from murmurate.bench._spatial_timing import Case, activation_bytes, timed
 from murmurate.bench.spatial_table import TablePlan, measure, verdict
+from murmurate.spatial import SpatialTensor
 
 
 def row(size: int = 512, parts: int = 2, speed: float = 1.9, cores: bool = True, dilation: int = 1):
@@ -44,6 +47,19 @@ def test_activations_are_the_kept_tensors_and_the_output():
     count = activation_bytes(lambda: (x, functional.conv2d(x, weight, padding=1)), weight)
 
     assert count == 2 * 4 * 2 * 8 * 8
+
+
+def test_a_gradient_that_is_not_a_number_is_an_error():
+    def layer(x, weight):
+        if isinstance(x, SpatialTensor):
+            weight = weight * 1.0
+            weight.register_hook(lambda gradient: gradient * math.nan)
+        return functional.conv2d(x, weight, padding=1)
+
+    image, weight = torch.ones(1, 2, 8, 8).double(), torch.ones(2, 2, 3, 3).double()
+    drawn = DrawnLayer("conv2d", "", layer, image, (weight,), (2, 1))
+
+    assert error_in_parts(drawn) == math.inf
 
 
 @pytest.mark.slow

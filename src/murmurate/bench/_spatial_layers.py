@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +75,10 @@ def error_in_parts(drawn: DrawnLayer) -> float | None:
 
 
 def _distance(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference over the largest number or 1; infinite if one is NaN."""
     scale = max(1.0, expected.detach().abs().max().item())
-    return (actual - expected.detach()).abs().max().item() / scale
+    distance = (actual - expected.detach()).abs().max().item() / scale
+    return math.inf if math.isnan(distance) else distance  # ``max`` passes over a NaN that is not the first
 
 
 # -- drawing --------------------------------------------------------------------------------------------
