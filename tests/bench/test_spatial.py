@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from murmurate.bench import spatial_table
+from murmurate.bench import _dtensor, spatial_table
 from murmurate.bench._dtensor import compared
 from murmurate.bench._spatial_layers import DrawnLayer, error_in_parts
 from murmurate.bench._spatial_timing import Case, activation_bytes, timed
 from murmurate.bench.spatial_table import TablePlan, measure, verdict
+from murmurate.errors import RunFailed
 from murmurate.spatial import SpatialTensor
 
 
@@ -91,3 +92,18 @@ def test_dtensor_is_told_right_from_wrong():
     assert found["ours"] == {"right": 4, "wrong output": 0}
     assert found["torch, batch sharded"]["right"] == 4
     assert sum(found["torch, image sharded"].values()) == 4
+
+
+def test_every_layer_has_one_verdict_where_a_process_dies_last(monkeypatch):
+    def run_together(members, work, folder, seeds, along_batch):
+        for _ in seeds:
+            _dtensor._write_verdict(folder, "right")
+        raise RunFailed("rank 1 died, after rank 0 had written all its verdicts")
+
+    monkeypatch.setattr(_dtensor._roles, "run_together", run_together)
+    logged = []
+
+    found = _dtensor.verdicts(range(10, 13), logged.append)
+
+    assert found == {"right": 2, "wrong output": 0, "wrong gradient": 0, "refused": 0, "crashes": 1}
+    assert "layer 12 crashes" in logged[0]

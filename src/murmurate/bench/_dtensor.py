@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from murmurate.bench import _roles
@@ -33,7 +32,8 @@ RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES = (
 
 
 def compared(layers: int, log: Log) -> dict[str, dict[str, int]]:
-    """Counts of verdicts on ``layers`` drawn convolutions, by ``murmurate.spatial`` and by DTensor."""
+    """Counts of verdicts on ``layers`` drawn convolutions, by ``murmurate.spatial`` and by DTensor. Of ours,
+    "wrong output" counts wrong gradients, too."""
     errors = [error_in_parts(drawn_convolution(seed)) for seed in range(layers)]
     right = sum(error is not None and error <= _TOLERANCE for error in errors)
     return {
@@ -49,7 +49,8 @@ def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[
 
     along_batch: shard along the batch instead, which DTensor supports, as a check of this comparison itself.
     Each layer is drawn from its own seed. Wrong: the output or a gradient differs by more than 1e-10
-    (relative, in float64), without an error. Refused: an error is raised.
+    (relative, in float64), without an error. Refused: an error is raised. Crashes: a process dies, or waits
+    for the other in vain; the processes are then started again with the next layer.
     """
     counts: Counter[str] = Counter()
     remaining = list(seeds)
@@ -60,8 +61,9 @@ def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[
                 counts.update(answers[0])
                 remaining = []
             except RunFailed as failure:
-                finished = _written_verdicts(folder)
-                log(f"DTensor: layer {len(finished) + 1} of {len(remaining)} crashes: {str(failure)[-200:]}")
+                # a process may also die after the other has written its last verdict
+                finished = _written_verdicts(folder)[: len(remaining) - 1]
+                log(f"DTensor: layer {remaining[len(finished)]} crashes: {str(failure)[-200:]}")
                 counts.update([*finished, CRASHES])
                 remaining = remaining[len(finished) + 1 :]
     return {name: counts[name] for name in (RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES)}
@@ -72,13 +74,7 @@ def work(fabric: Fabric, folder: str, seeds: Sequence[int], along_batch: bool) -
     crash loses none."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{os.path.join(folder, 'rendezvous')}",
-        rank=fabric.rank,
-        world_size=_PROCESSES,
-        timeout=_TIMEOUT,
-    )
+    _roles.join_gloo(fabric, os.path.join(folder, "rendezvous"), _PROCESSES, _TIMEOUT)
     mesh = init_device_mesh("cpu", (_PROCESSES,))
     results = []
     for seed in seeds:
