@@ -38,3 +38,16 @@ def test_a_member_that_believes_everything_is_found_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(_fuzz_network._Attacker, "attempt", lambda self: self._damage_traffic())
     outcomes = attack(500, seed=5)
     assert outcomes["silent"] + outcomes["tracebacks"] + outcomes["hangs"] > 0
+
+
+def test_memory_that_the_last_attack_takes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grow(self: Any) -> bool:
+        self.grown_bytes = 7
+        return False
+
+    for name in ("_open_connection", "_damage_traffic", "_damage_the_store", "_send_stream"):
+        monkeypatch.setattr(_fuzz_network._Attacker, name, grow)
+    monkeypatch.setattr(
+        _fuzz_network._Attacker, "_resident_bytes", lambda self: 5 + getattr(self, "grown_bytes", 0)
+    )
+    assert attack(1, seed=1)["peak_bytes"] == 7

@@ -48,8 +48,8 @@ def attack(count: int, seed: int) -> dict[str, int]:
     taken for a member. refused: connections and frames that the members refused. silent: wrong results at a
     member without an error (a value that was not sent, a lost message, a mean without the other member).
     exchanges: number of exchanges that the members made meanwhile. tracebacks: of the members. hangs: how
-    often a member made no exchange for a long time. peak_bytes: growth of the members' resident memory.
-    Raises RuntimeError if they do not begin.
+    often the members made no exchange, or one did not end, for a long time. peak_bytes: growth of the
+    members' resident memory. Raises RuntimeError if they do not begin.
     """
     generator = random.Random(seed)
     outcomes: Counter[str] = Counter(attempts=0, accepted=0, tracebacks=0, hangs=0, silent=0)
@@ -81,6 +81,7 @@ class _Attacker:
         self._initial_bytes = self._peak_bytes = 0
 
     def begin(self) -> None:
+        """Start the members, and wait for their first exchanges. Raises RuntimeError if there are none."""
         for rank in range(2):
             words = f"{rank}, Path({str(self._folder)!r}), {self._proxy.port}"
             command = f"from murmurate.bench._fuzz_network import Path, member; member({words})"
@@ -100,16 +101,17 @@ class _Attacker:
                 raise RuntimeError(f"the members did not begin: {self._output()}")
             time.sleep(0.05)
         self._ports = [json.loads((self._folder / f"{rank}.port").read_text()) for rank in range(2)]
-        self._initial_bytes = self._resident_bytes()
+        self._initial_bytes = self._peak_bytes = self._resident_bytes()
 
     def attempt(self) -> bool:
         """Make one attack, drawn at random; returns whether the attacker was taken for a member."""
-        self._peak_bytes = max(self._peak_bytes, self._resident_bytes())
+        self._note_peak()
         attacks = [self._open_connection, self._damage_traffic, self._damage_the_store]
         attacks += [self._send_stream] * 7
         return self._generator.choice(attacks)()
 
     def members_go_on(self) -> bool:
+        """Whether each member makes another exchange in time."""
         before, end = self._progress(), time.monotonic() + _PROGRESS_SECONDS
         while time.monotonic() < end:
             if all(now > then for now, then in zip(self._progress(), before, strict=True)):
@@ -118,6 +120,8 @@ class _Attacker:
         return False
 
     def end(self) -> Counter[str]:
+        """End the members; returns the number of each outcome that is known only now."""
+        self._note_peak()
         outcomes: Counter[str] = Counter(refused=0, exchanges=min(self._progress()))
         for member in self._members:
             with contextlib.suppress(OSError):
@@ -186,7 +190,8 @@ class _Attacker:
         return received_bytes > _ANSWER_BYTES
 
     def _stream(self) -> bytes:
-        """The bytes sent to a member: noise, or an opening that is forged, cut, changed or repeated."""
+        """The bytes sent to a member: noise, an opening (forged, cut, changed or repeated), or the recorded
+        beginning of a session."""
         draw, opening = self._generator, bytearray(self._opening())
         kind = draw.choice(("noise", "flood", "cut", "flip", "field", "replay", "session", "handshake"))
         if kind == "noise":
@@ -228,6 +233,9 @@ class _Attacker:
             return sum(psutil.Process(member.pid).memory_info().rss for member in self._members)
         return 0
 
+    def _note_peak(self) -> None:
+        self._peak_bytes = max(self._peak_bytes, self._resident_bytes())
+
     def _output(self) -> str:
         return "".join(path.read_text(errors="replace") for path in self._folder.glob("*.log"))
 
@@ -263,7 +271,8 @@ class _Proxy:
 
     def _carry(self, near: socket.socket) -> None:
         sent = b""
-        with contextlib.suppress(OSError), near:
+        # ValueError: rank 1 may be rewriting the file of the port, which is then empty
+        with contextlib.suppress(OSError, ValueError), near:
             with socket.create_connection(("127.0.0.1", int(self._port_file.read_text()))) as far:
                 other = {near: far, far: near}
                 while True:
