@@ -24,17 +24,18 @@ _SMI_OPTIONS = ("--query-gpu=utilization.gpu,power.draw", "--format=csv,noheader
 
 
 @contextlib.contextmanager
-def sampled(device: int = 0) -> Iterator[list[tuple[float, float]]]:
+def sampled(gpu: str) -> Iterator[list[tuple[float, float]]]:
     """A list that holds, after the context, a GPU's (utilisation in per cent, power in watts) over time.
 
-    It stays empty where there is no ``nvidia-smi``, or where ``nvidia-smi`` does not report both.
+    gpu: its name for ``nvidia-smi``. The list stays empty where there is no ``nvidia-smi``, or where it does
+    not report both.
     """
     samples: list[tuple[float, float]] = []
     program = shutil.which("nvidia-smi")
     if program is None:
         yield samples
         return
-    command = [program, f"--id={device}", *_SMI_OPTIONS]
+    command = [program, f"--id={gpu}", *_SMI_OPTIONS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             yield samples
@@ -42,6 +43,12 @@ def sampled(device: int = 0) -> Iterator[list[tuple[float, float]]]:
             process.terminate()
             output, _ = process.communicate()
             samples += [sample for line in output.splitlines() if (sample := parse(line))]
+
+
+def first_gpu() -> str:
+    """The name for ``nvidia-smi`` of torch's first GPU. Its number would not do: ``nvidia-smi`` also counts
+    GPUs that ``CUDA_VISIBLE_DEVICES`` leaves out."""
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
 def parse(line: str) -> tuple[float, float] | None:
@@ -54,7 +61,7 @@ def parse(line: str) -> tuple[float, float] | None:
 
 
 def measure(log: Log) -> dict[str, Any]:
-    """Env steps per second with 1, 2, 4 and 8 GALA learners on the first GPU.
+    """Env steps per second with 1, 2, 4 and 8 GALA learners on the first GPU that torch sees.
 
     ``energy_joules_per_frame`` is the mean power times the wall time, divided by the number of emulator
     frames. For a number of learners that does not fit on the GPU, the reason is reported.
@@ -72,7 +79,7 @@ def _row(learners: int, where: Path) -> dict[str, Any]:
     racer = _commands.murmurate_train(f"gpu-{learners}", "pong-gala", where, *options)
     try:
         racer.start(warm_up_cpu_seconds=3.0 * learners)
-        with sampled() as samples:
+        with sampled(first_gpu()) as samples:
             window = racer.window(_WINDOW_CPU_SECONDS * learners)
     except RunFailed as failure:
         return {"learners": learners, "status": f"failed: {failure}"}
