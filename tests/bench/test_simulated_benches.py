@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from murmurate.bench import chaos_simulated, hsa2c_scaling, straggler_simulated
+from murmurate.bench import chaos_simulated, hsa2c_scaling, replicator_scaling, straggler_simulated
 from murmurate.bench._result import progress_log
-from murmurate.bench._simulated import MessageCost
+from murmurate.bench._simulated import MessageCost, scaled_network
 from murmurate.bench.hsa2c_scaling import (
     ThreadCosts,
     equation_57_row,
@@ -94,3 +94,21 @@ def test_the_chaos_bench_counts_what_is_lost():
     # every 2.4 s a crash and a pause each take 1 s of one of six: 14%, give or take the draws
     assert row["faults"]["died"] > 2
     assert 0.75 < row["kept"] < 0.97
+
+
+@pytest.mark.parametrize("bench", [chaos_simulated, replicator_scaling, straggler_simulated])
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [({"strategies": ("gala", "gosip")}, "gosip"), ({"network": "latency"}, "--network latency: .*For ex")],
+)
+def test_unknown_strategies_and_networks_are_refused_before_anything_is_measured(bench, change, error):
+    with pytest.raises(Refusal, match=error):
+        bench.measure(dataclasses.replace(bench.QUICK, **change), lambda line: pytest.fail(line))
+
+
+def test_messages_of_a_small_net_take_as_long_as_those_of_the_real_one():
+    network = scaled_network("latency=1e-4,bandwidth=1e9,ports=no", 0.25, 2e-5)
+    assert network == "latency=1e-4,bandwidth=250000000.0,ports=no,handling=2e-05"
+    assert scaled_network("handling=1e-3", 0.25, 2e-5) == "handling=1e-3"
+    with pytest.raises(Refusal, match="--network bandwidth: "):
+        scaled_network("bandwidth", 0.25, 2e-5)

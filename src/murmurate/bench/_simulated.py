@@ -7,7 +7,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,11 +24,20 @@ from murmurate.replica.vector import Replica
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.sources.rollouts import RolloutSourceConfig
+from murmurate.strategies import strategy as strategy_named
 from murmurate.strategies.interface import Strategy
 from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 
 _WARM_UP = 5
+
+
+def refuse_unknown(network: str, strategies: Iterable[str] = ()) -> None:
+    """Raise Refusal for a network that ``Cluster`` refuses and for an unknown strategy. Benchmarks call this
+    before they measure anything."""
+    Cluster(network=network).network_model()
+    for name in strategies:
+        strategy_named(name)
 
 
 def small(strategy: Strategy, replicas: int, **changes: Any) -> Run:
@@ -58,7 +67,8 @@ def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[Record]]
 
 
 def return_curve(records: Sequence[Record]) -> list[tuple[float, float]]:
-    """(virtual second, mean training return) over a run."""
+    """(virtual second, mean training return over all replicas) over a run, without the time before the first
+    episode's end."""
     return sorted(
         {r["time_seconds"]: r["return_mean"] for r in records if r["return_mean"] is not None}.items()
     )
@@ -68,6 +78,7 @@ def updates_per_second(records: Sequence[Record], env_steps_an_update: int) -> f
     """Updates of all replicas together per virtual second, between a fifth and four fifths of their work.
 
     The end of the run is left out, because there some replicas wait in vain for others that have finished.
+    env_steps_an_update: env steps of an update of one replica. Raises RunFailed if the run is too short.
     """
     points = sorted({r["time_seconds"]: r["total_env_steps"] for r in records}.items())
     total = points[-1][1]
@@ -82,7 +93,8 @@ def step_seconds(run: Run, updates: int, clock: Callable[[], float] = time.perf_
     """Seconds of each of ``updates`` updates of one learner on one core, after a warm-up.
 
     An update is the source's batch (acting and simulators, or choosing documents), the gradient and the
-    optimizer, without an exchange.
+    optimizer, without an exchange. clock: what is read after each update (wall time, or CPU time). From then
+    on this process computes with one thread.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as replicas do
@@ -141,8 +153,10 @@ def _ping_pong(fabric: Fabric, count: int, rounds: int) -> tuple[float, float]:
 
 def scaled_network(network: str, size_ratio: float, handling_seconds: float) -> str:
     """``network``, changed so that messages of ``size_ratio`` times the real size take as long as real
-    ones. handling_seconds: for each message, unless ``network`` says it."""
-    settings = dict(pair.split("=") for pair in network.split(",") if pair)
+    ones. handling_seconds: for each message, unless ``network`` says it. Raises Refusal for a ``network``
+    that ``Cluster`` refuses."""
+    refuse_unknown(network)
+    settings = dict(pair.split("=", 1) for pair in network.split(",") if pair)
     for rate in {"bandwidth", "handling-bandwidth"} & settings.keys():
         settings[rate] = str(float(settings[rate]) * size_ratio)
     settings.setdefault("handling", str(handling_seconds))

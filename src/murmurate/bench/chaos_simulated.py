@@ -12,7 +12,7 @@ from murmurate.bench._simulated import MessageCost, scaled_network
 from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds
 from murmurate.recipes import recipe
 from murmurate.simulation.cluster import Cluster
-from murmurate.strategies import strategies
+from murmurate.strategies import strategies, strategy
 
 NAME = "chaos-simulated"
 SUMMARY = "throughput kept under one fault every 29 s, 32 replicas, simulated with measured costs"
@@ -53,8 +53,10 @@ def measure(plan: SimulatedChaosPlan, log: Log) -> dict[str, Any]:
 
     A step takes the mean time of a real learner's step, on Pong where ale-py is installed. The gradients are
     those of a small CartPole learner, whose messages take as long as messages of the real learner's size. The
-    run without faults is a tenth as long, because its speed does not change.
+    run without faults is a tenth as long, because its speed does not change. Raises Refusal for an unknown
+    strategy or an invalid network.
     """
+    _simulated.refuse_unknown(plan.network, plan.strategies)
     world = _commands.installed_world()
     real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1)
     log(f"a step of {real.recipe}")
@@ -79,7 +81,7 @@ def throughput_kept(
     name: str, step_seconds: list[float], parameters: int, cost: MessageCost, plan: SimulatedChaosPlan
 ) -> dict[str, Any]:
     """A row of the result. step_seconds, parameters: of the real learner."""
-    run = _simulated.small(strategies()[name](), plan.replicas, minutes=plan.minutes)
+    run = _simulated.small(strategy(name)(), plan.replicas, minutes=plan.minutes)
     without_faults = Cluster(
         compute=f"constant:{statistics.fmean(step_seconds)}",
         network=scaled_network(plan.network, _simulated.parameters(run) / parameters, cost.handling_seconds),

@@ -73,6 +73,7 @@ def measure(plan: HSA2CPlan, log: Log) -> dict[str, Any]:
     ``published`` is HSA2C with the paper's setting: rho 0.01, momentum 0.5, and the middle value of B,
     counted in updates of the node.
     """
+    _simulated.refuse_unknown(plan.network)
     costs, world = _costs(plan, log)
     speed: dict[str, dict[str, float]] = {}
     for nodes in plan.nodes:

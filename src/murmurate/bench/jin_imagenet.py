@@ -132,7 +132,9 @@ def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
 
 
 def check(plan: JinImagesPlan) -> None:
-    """Raises Refusal for unknown methods, and unless there is a batch for each number of members."""
+    """Raises Refusal for unknown methods, an invalid network, and unless there is a batch for each number of
+    members."""
+    _simulated.refuse_unknown(plan.network)
     for method in plan.methods:
         if method not in METHODS:
             raise unknown("method of this bench", method, METHODS)

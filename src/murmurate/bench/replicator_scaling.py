@@ -13,7 +13,7 @@ from murmurate.bench._result import Log
 from murmurate.bench._simulated_images import NetCosts
 from murmurate.ranges import PositiveFloat, PositiveInt
 from murmurate.simulation.cluster import Cluster
-from murmurate.strategies import strategies
+from murmurate.strategies import strategy
 from murmurate.workloads.image_classifier import Net
 
 NAME = "replicator-scaling"
@@ -57,6 +57,7 @@ def measure(plan: ScalingPlan, log: Log) -> dict[str, Any]:
     """``images_per_second`` of all members, ``speed_up`` over one of them and ``efficiency`` (the speed-up
     over the number of members), beside the paper's. Messages take as long as if they had the parameters of
     ``net``."""
+    _simulated.refuse_unknown(plan.network, plan.strategies)
     costs = _simulated_images.net_costs(plan.net, plan.side, 1000, plan.batch, plan.measured_steps)
     seconds = tuple(plan.slower * s for s in costs.seconds)
     costs = dataclasses.replace(costs, seconds=seconds)
@@ -106,7 +107,7 @@ def update_seconds(name: str, members: int, costs: NetCosts, network: str, plan:
     """Virtual seconds of an update; an agent of a few parameters learns in place of the net."""
     seconds = []
     for steps in (plan.steps, 2 * plan.steps):  # their difference leaves out the start and the end
-        run = _simulated.small(strategies()[name](), members, updates=steps)
+        run = _simulated.small(strategy(name)(), members, updates=steps)
         scaled = _simulated_images.network_for(network, _simulated.parameters(run), costs)
         with tempfile.TemporaryDirectory(prefix="murmurate-scaling-") as folder:
             compute = _simulated_images.compute_file(costs, Path(folder))

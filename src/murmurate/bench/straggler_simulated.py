@@ -11,7 +11,7 @@ from murmurate.bench._result import Log
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds, Range
 from murmurate.simulation.cluster import Cluster
-from murmurate.strategies import strategies
+from murmurate.strategies import strategies, strategy
 
 NAME = "straggler-simulated"
 SUMMARY = "throughput of the other replicas with one straggler, simulated, up to 1000 replicas"
@@ -51,10 +51,11 @@ def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
         steps = least * max(1, round(plan.steps / least))
         raise Refusal(f"--steps is {plan.steps}, no multiple of --times. Use --steps {steps}.")
     names = [name for name in plan.strategies or sorted(strategies()) if name != "solo"]
+    _simulated.refuse_unknown(plan.network, names)
     cluster = Cluster(compute=f"straggler:{plan.step_seconds},{plan.times}", network=plan.network)
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
-        rows[name] = {"synchronous": strategies()[name].synchronous}
+        rows[name] = {"synchronous": strategy(name).synchronous}
         for replicas in plan.replicas:
             log(f"{name}, {replicas} replicas")
             rows[name][f"{replicas}_replicas"] = throughput_row(name, replicas, cluster, plan)
@@ -71,7 +72,7 @@ def throughput_row(
     name: str, replicas: int, cluster: Cluster, plan: SimulatedStragglerPlan
 ) -> dict[str, float]:
     seconds = plan.steps * plan.step_seconds
-    run = _simulated.small(strategies()[name](), replicas, minutes=seconds / 60)
+    run = _simulated.small(strategy(name)(), replicas, minutes=seconds / 60)
     summary, _ = _simulated.simulated(run, cluster)
     updates_of_others = (summary["total_updates"] - summary["updates_least"]) / (replicas - 1)
     return {
@@ -86,7 +87,7 @@ def learning_row(name: str, cluster: Cluster, plan: SimulatedStragglerPlan) -> d
     """Results on CartPole after the same virtual time, in which asynchronous strategies make more, but staler
     updates."""
     seconds = plan.learning_steps * plan.step_seconds
-    run = _simulated.learning(strategies()[name](), plan.learning_replicas, minutes=seconds / 60)
+    run = _simulated.learning(strategy(name)(), plan.learning_replicas, minutes=seconds / 60)
     summary, _ = _simulated.simulated(run, cluster)
     facts = ("train_return_mean", "eval_return_mean", "total_updates", "staleness_max", "disagreement_final")
     return {fact: summary[fact] for fact in facts}
