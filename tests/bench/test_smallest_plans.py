@@ -188,6 +188,7 @@ def test_items_of_several_parts_are_read_and_checked() -> None:
         ("transport", ["--sizes", "1:0:1"], r"--sizes is 0; it must be at least 1"),
         ("straggler", ["--replicas", "1"], r"--replicas is 1; it must be at least 2"),
         ("straggler-simulated", ["--replicas", "1"], r"--replicas is 1; it must be at least 2"),
+        ("topics-speedup", ["--measured-updates", "1"], r"--measured-updates is 1; it must be at least 2"),
         ("plan", ["--placements", "0"], r"--placements is 0; it must be at least 1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import time
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from murmurate.bench._topic_runs import (
     validation,
 )
 from murmurate.bench.topics_speedup import SpeedupCase, cluster, dpsvi
+from murmurate.cli.options import change
+from murmurate.errors import Refusal
 from murmurate.strategies.solo import Solo
 
 QUIET = progress_log(True)
@@ -230,3 +233,31 @@ def test_real_threads_learn(plan, world, tmp_path):
     assert all(speed > 0 for speed in seed["documents_per_second"].values())
     assert seed["seconds"]["serial"] > 0
     assert set(told["speed_over_one_node"]) == {"2 threads", "2 workers"}
+
+
+def test_the_spread_of_two_steps_is_not_extrapolated(monkeypatch):
+    monkeypatch.setattr(_topic_costs, "step_seconds", lambda run, updates, clock: [1.0, 10.0])
+    monkeypatch.setattr(
+        _topic_costs, "push_cost", lambda run, pushes: {"bytes": 8.0, "master_cpu_seconds": 2.0}
+    )
+    found = _topic_costs.costs(None, None, {1: None}, updates=2, pushes=1, log=QUIET)
+    assert found.step_seconds == 5.5
+    assert found.step_spread == pytest.approx(math.log(7.75 / 3.25) / 1.349)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--real-documents", "10000"], r"--real-target 5000. Use --real-documents 11280, or 0\."),
+        (["--real-target", "20000"], r"may end before the target, --real-target 20000. Use .* 41280"),
+        (["--network", "bandwith=1e9"], "there is no 'bandwith'"),
+    ],
+)
+def test_plans_that_would_fail_later_are_refused_at_once(words, error):
+    changed = change(SpeedupPlan(), words, "bench")
+    with pytest.raises(Refusal, match=error):
+        topics_speedup.measure(changed, pytest.fail)
+
+
+def test_real_processes_can_be_left_out():
+    assert change(SpeedupPlan(), ["--real-documents", "0"], "bench").real_documents == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 import time
@@ -46,9 +47,10 @@ class DPSVICosts:
 
 def costs(serial: Run, svi: Run, pushing: dict[int, Run], updates: int, pushes: int, log: Log) -> DPSVICosts:
     """Measure the costs. serial, svi: runs whose mini-batches are timed. pushing: for each number of local
-    updates, a run of one worker and a master."""
+    updates, a run of one worker and a master. updates, pushes: how many are timed; at least 2 updates."""
     log("a mini-batch")
-    low, middle, high = statistics.quantiles(step_seconds(serial, updates, time.process_time), n=4)
+    seconds = step_seconds(serial, updates, time.process_time)
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     svi_seconds = statistics.median(step_seconds(svi, max(updates // 8, 5), time.process_time))
     measured = {}
     for local_updates, run in pushing.items():
@@ -131,16 +133,18 @@ def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[fl
 
 
 def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
-    """By number of local updates, the bytes of a worker's first push, and those of the whole vector."""
+    """By number of local updates, the rows and bytes of a worker's first push, and the bytes of the whole
+    vector."""
+    torch.set_num_threads(1)
     rows: dict[str, Any] = {}
     for B in local_updates:
-        torch.set_num_threads(1)
         learner = build_learner(run, 0, Replica)
         replica = learner.replica
         node = SparseNode(replica, [0], 0)
         source = open_only_source(run, learner)
-        for _ in range(B):
-            learner.learn(next(iter(source)))
+        for batch in itertools.islice(source, B):
+            learner.learn(batch)
+        source.close()
         delta = node.next_push(0)
         rows[str(B)] = {
             "rows": len(delta.row),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from murmurate.ranges import PositiveFloat, PositiveInt
+from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Range
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class SpeedupPlan:
     rate: eta of the rule ``average``.
     target_documents: the target is the serial run's perplexity after so many documents.
     look_factor: the perplexity is computed each time the number of documents has grown by this factor.
-    most: documents after which a run ends.
+    most: documents after which a run ends that has not reached the target.
     widths: vocabularies and mean lengths of corpora on which the bytes of a push are measured.
     real_documents: documents of a run on real processes whose speed is measured; the runs whose perplexity is
-        computed have half as many.
+        computed have half as many; 0: no runs on real processes.
     real_seeds: number of seeds of the runs on real processes.
     real_target: as target_documents, for the runs on real processes.
     real_look: documents between two evaluations of a run on real processes.
@@ -71,11 +72,11 @@ class SpeedupPlan:
     sparse_rates: tuple[PositiveFloat, ...] = (0.02,)
     widths: tuple[tuple[PositiveInt, PositiveFloat], ...] = ((10_000, 229), (102_660, 330))
     width_local_updates: tuple[PositiveInt, ...] = (1, 5, 15)
-    real_documents: PositiveInt = 40_000
+    real_documents: NonNegativeInt = 40_000
     real_seeds: PositiveInt = 3
     real_look: PositiveInt = 640
     real_target: PositiveInt = 5_000
-    measured_updates: PositiveInt = 100
+    measured_updates: Annotated[int, Range(2)] = 100
     pushes: PositiveInt = 20
     network: str = "latency=1e-4,bandwidth=1.25e9"
     where: str = "runs/topics-speedup"

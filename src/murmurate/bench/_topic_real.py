@@ -13,7 +13,7 @@ from murmurate.bench._result import Log, spread
 from murmurate.bench._topic_plan import SpeedupPlan
 from murmurate.bench._topic_runs import Evaluated, reached
 from murmurate.datasets.corpus_world import CorpusWorld
-from murmurate.errors import RunFailed
+from murmurate.errors import Refusal, RunFailed
 from murmurate.record.runs import RecordedRun
 
 # (threads, workers)
@@ -23,6 +23,17 @@ _SHAPES: dict[str, tuple[int, int] | None] = {
     "2 threads": (2, 1),
     "2 workers": (1, 2),
 }
+
+
+def refuse_late_target(plan: SpeedupPlan) -> None:
+    """Raise Refusal if the runs whose perplexity is computed end before the target's documents."""
+    # the last evaluation may be almost an interval before the end, and one is at least a mini-batch of 64
+    least = 2 * (plan.real_target + max(plan.real_look, 64))
+    if 0 < plan.real_documents < least:
+        raise Refusal(
+            f"--real-documents is {plan.real_documents}, and runs of half as many may end before the target, "
+            f"--real-target {plan.real_target}. Use --real-documents {least}, or 0."
+        )
 
 
 def real(plan: SpeedupPlan, world: CorpusWorld, log: Log) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from murmurate.bench import _topic_costs, _topic_real
+from murmurate.bench import _simulated, _topic_costs, _topic_real
 from murmurate.bench._cache import cached_value
 from murmurate.bench._result import Log
 from murmurate.bench._topic_costs import DPSVICosts
@@ -73,8 +73,11 @@ def measure(plan: SpeedupPlan, log: Log) -> dict[str, Any]:
     after half the documents. ``speedup`` is relative to the panel's first case, which has the fewest
     replicas, times its number of replicas (``largest``: relative to the first case of ``threads``). This must
     be what is linear in Fig. 1 to 3, because the step rule makes steps shorter as p, B or M grow. Times are
-    known only to within one step of the master (a fold). Results below ``plan.where`` are reused.
+    known only to within one step of the master (a fold). Results below ``plan.where`` are reused. Raises
+    Refusal for an invalid network, and if the runs on real processes are too short for their target.
     """
+    _simulated.refuse_unknown(plan.network)
+    _topic_real.refuse_late_target(plan)
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
     world = _world(plan.vocabulary, plan.mean_length, plan.documents, plan)
