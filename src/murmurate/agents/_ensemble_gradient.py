@@ -27,7 +27,8 @@ class EnsembleGradient:
     is called the layer's sums.
 
     decay: weight decay of each layer. batch: examples of each member. precision: ``bfloat16`` for all layers
-    between the first and the last, which remain in the ensemble's dtype.
+    between the first and the last, which remain in the ensemble's dtype, but for the first layer's sums and
+    gradient.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ _LARGEST_REWARD = 10.0
 
 
 def statistics_group(context: Context) -> Group:
-    """The replicas that share statistics: all, if they exchange in common rounds (each at the same update);
-    else this replica alone."""
+    """The replicas that share statistics: all, if they exchange in common rounds (each at the same update)
+    and have one part each; else this replica alone."""
     try:
         return context.group()
     except Refusal:
@@ -47,16 +47,17 @@ class RewardScaler:
     """Rewards divided by the standard deviation of discounted returns, limited to +-10.
 
     The returns are those from the beginning of each episode to each step, ``G_t = r_t + discount * G_{t-1}``
-    (as in OpenAI's ``VecNormalize`` and gymnasium's ``NormalizeReward``, without a paper). Their mean is not
-    subtracted, as that would change what is optimal. Differs: a rollout is included as a whole before its
-    rewards are scaled, and a return begins anew after a truncation too.
+    (as in ``VecNormalize`` of OpenAI's baselines, without a paper). Their mean is not subtracted, as that
+    would change what is optimal. Differs: a rollout is included as a whole before its rewards are scaled.
+    Gymnasium's ``NormalizeReward`` also differs in that it has no limit, and a return goes on after a
+    truncation.
     """
 
     def __init__(self, discount: float, group: Group, device: torch.device) -> None:
         self.discount = discount
         self.group = group
         self.moments = RunningMoments(()).to(device)
-        self._return: Tensor | None = None  # [B] G of the last step, 0 before the first
+        self._return: Tensor | None = None  # [B] G of the last step; None before the first
 
     def scaled(self, data: Trajectory) -> Tensor:
         """The scaled rewards [T, B] of a rollout that continues the previous one. Its returns are included
@@ -106,6 +107,7 @@ class RunningStatistics:
             include(self._moments, observation.flatten(0, 1), self._group)
 
     def state(self) -> dict[str, Any]:
+        """The state of the scaling of rewards; the net's own state has the statistics of observations."""
         return {} if self._scaler is None else {"rewards": self._scaler.state()}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -34,7 +34,9 @@ class Action(NamedTuple):
 class Policy(Protocol):
     """The acting part of an agent, which an evaluation needs."""
 
-    def initial_memory(self, batch: int) -> Tensor | None: ...
+    def initial_memory(self, batch: int) -> Tensor | None:
+        """The recurrent state [batch, M] before an episode; None if there is none."""
+        ...
 
     def act(
         self,
@@ -44,7 +46,11 @@ class Policy(Protocol):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        """Choose actions for ``observation`` [B, ...]; ``first`` [B] resets memory; no gradient."""
+        """Choose actions for ``observation`` [B, ...], without a gradient.
+
+        memory: [B, M], or None. first: [B] bool, where an episode begins and ``memory`` is reset. greedy:
+        without exploration, as in an evaluation.
+        """
         ...
 
 
@@ -83,7 +89,8 @@ class ModelAgent(Agent, Protocol):
     def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
         """Fit the model to ``observation`` [N, ...], ``action``, ``reward`` and ``next_observation``.
 
-        interrupted: called often. If it returns True, ``fit`` restores the agent and returns False.
+        interrupted: called often. If it returns True, ``fit`` restores the agent and returns False; replicas
+        that make common rounds go on.
         """
         ...
 

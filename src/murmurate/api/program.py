@@ -36,8 +36,8 @@ class GreedyPolicy(nn.Module):
     """The greedy actions of an agent, as its ``act`` computes them.
 
     forward(observation [B, ...]) or, for a recurrent agent, forward(observation, memory [B, M], first [B]
-    bool): ``first`` resets the memory of episodes that begin. Returns the actions, in the environment's
-    bounds, then the outputs of the nets (``logits``, say), then the new memory.
+    bool): ``first`` resets the memory of episodes that begin. Returns the actions ([B], or [B, *action_shape]
+    in the environment's bounds), then outputs [B, ...] of the nets (``logits``, say), then the new memory.
 
     low, high: bounds to which actions from -1 to 1 are rescaled; None: clipped to those of ``spec``.
     """
@@ -96,7 +96,7 @@ class GreedyPolicy(nn.Module):
         if not is_deterministic:
             raise Refusal(
                 "this agent draws its actions at random even when greedy, so they are no function to export. "
-                "Export its weights (.safetensors), or train with agent.evaluate greedy."
+                "Export its weights (.safetensors); runs of arm with --agent.evaluate greedy can be exported."
             )
 
 

@@ -69,7 +69,8 @@ class _OtherValues(Exception):
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """The number of each outcome over ``count`` damaged folders; failures are printed to stderr."""
+    """The number of each outcome over ``count`` damaged folders; failures are printed to stderr. Raises
+    RuntimeError if a command fails on a folder without damage."""
     with tempfile.TemporaryDirectory(prefix="murmurate-fuzz-") as folder:
         saved = [_train(Path(folder) / f"run-{i}", options) for i, options in enumerate(_RUNS)]
         attempt = functools.partial(_attempt, saved)
@@ -89,7 +90,8 @@ def _cases(count: int, draw: random.Random) -> Iterator[Case]:
 
 
 def _train(folder: Path, options: tuple[str, ...]) -> Saved:
-    """A short run with a last, a previous and a best checkpoint, a summary and a report."""
+    """A short run with a last, a previous and a best checkpoint, a summary and a report. Raises
+    CalledProcessError if a command fails."""
     for arguments in (["train", *options, "--out", str(folder)], ["report", str(folder)]):
         command = [sys.executable, "-m", "murmurate", *arguments]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)

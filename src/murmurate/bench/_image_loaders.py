@@ -92,7 +92,7 @@ class OurLoader:
 
 
 class TorchLoader:
-    """torch's DataLoader with shuffling, persistent workers and as many batches ahead as ours."""
+    """torch's DataLoader with shuffling, persistent workers and at least as many batches ahead as ours."""
 
     def __init__(self, data: Dataset[tuple[Tensor, int]], batch: int, workers: int, prefetch: int) -> None:
         self._loader = DataLoader(

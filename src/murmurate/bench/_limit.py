@@ -1,10 +1,10 @@
 """A lower bound of A2C's cost on one core: its simulators and network passes, and nothing else.
 
-``python -m murmurate.bench._limit`` answers each line of its input with a line of JSON: the CPU seconds of
-one call of each part, by network and part, each measured in a short window. The parts are a vector step of 16
-games, the forward pass of 16 frames that chooses actions, the forward and backward pass of the 80 frames that
-are learned from, and the forward pass of 16 frames that are bootstrapped from. There are no optimizer,
-losses, returns, sampling, copying or recording.
+``python -m murmurate.bench._limit`` prints torch's version, then answers each line of its input with a line
+of JSON: the CPU seconds of one call of each part, by network and part, each measured in a short window. The
+parts are a vector step of 16 games, the forward pass of 16 frames that chooses actions, the forward and
+backward pass of the 80 frames that are learned from, and the forward pass of 16 frames that are bootstrapped
+from. There is no optimizer, loss, return, sampling, copying or recording.
 
 The network is the plain Nature-2013 stack of torch modules in channels-last order, in float32 and in
 bfloat16, and, as ``own``, the package's network. All take frames as simulators return them (uint8,
@@ -135,7 +135,10 @@ def window(part: Part) -> float:
 
 
 def limit(fastest: dict[str, float], simulator_seconds: float) -> tuple[float, dict[str, float]]:
-    """(env steps per CPU second, CPU seconds of each part per env step) from the seconds of one call."""
+    """(env steps per CPU second, CPU seconds of each part per env step).
+
+    fastest, simulator_seconds: seconds of one call of each of a network's parts, and of the simulator.
+    """
     per_env_step = {
         "simulator": simulator_seconds / SIMULATORS,
         "acting": fastest["acting"] / SIMULATORS,

@@ -96,12 +96,6 @@ class _NumberedAgent(OneReplica):
         self._priorities = torch.rand(64, batch, generator=torch.Generator().manual_seed(context.rank))
         self._turn, self.batch = 0, batch
 
-    def assign_simulators(self, first: int, total: int) -> None:
-        pass
-
-    def initial_memory(self, batch: int) -> None:
-        return None
-
     def act(
         self,
         observation: Tensor,
@@ -115,9 +109,3 @@ class _NumberedAgent(OneReplica):
     def learn(self, batch: Batch) -> Outcome:
         self._turn = (self._turn + 1) % len(self._priorities)
         return Outcome(priorities=self._priorities[self._turn])
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        pass

@@ -34,8 +34,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """forward, backward, cpu: the slowest member's seconds in each round; ``cpu`` is the CPU time of both
-    passes. activation_bytes: bytes that the largest part keeps for the backward pass, its output included."""
+    """forward, backward, cpu: seconds in each round, of parts those of the slowest member; ``cpu`` is the CPU
+    time of both passes. activation_bytes: bytes that are kept for the backward pass, the output included, of
+    parts those of the largest."""
 
     forward: list[float]
     backward: list[float]
@@ -61,7 +62,8 @@ def timed(case: Case, rounds: int) -> tuple[Timing, Timing]:
 
 
 def work(fabric: Fabric, case: Case, rounds: int) -> dict[str, Timing]:
-    """What one member measures; member 0 alone computes the whole layer, while the others wait for it."""
+    """What one member measures: ``parts``, its own times; and ``whole`` at member 0, which alone computes the
+    whole layer, while the others wait for it."""
     parts = Parts.open(fabric, case.grid)
     generator = torch.Generator().manual_seed(0)
     shape = case.batch, case.channels, case.size, case.size
@@ -74,15 +76,16 @@ def work(fabric: Fabric, case: Case, rounds: int) -> dict[str, Timing]:
         del image
     whole_times: list[tuple[float, ...]] = []
     part_times: list[tuple[float, ...]] = []
-    for turn in range(-1, rounds):  # turn -1 is a warm-up, which is not kept
+    for _ in range(1 + rounds):
         if fabric.rank == 0:
-            whole_times += [_times(_layer(image, weight, case))] * (turn >= 0)
+            whole_times.append(_times(_layer(image, weight, case)))
         _barrier(parts)
-        part_times += [_times(_layer(part, weight, case), lambda: _barrier(parts))] * (turn >= 0)
+        part_times.append(_times(_layer(part, weight, case), lambda: _barrier(parts)))
         _barrier(parts)
-    result = {"parts": _timing(part_times, activation_bytes(_layer(part, weight, case), weight))}
+    # the first round is a warm-up
+    result = {"parts": _timing(part_times[1:], activation_bytes(_layer(part, weight, case), weight))}
     if fabric.rank == 0:
-        result["whole"] = _timing(whole_times, activation_bytes(_layer(image, weight, case), weight))
+        result["whole"] = _timing(whole_times[1:], activation_bytes(_layer(image, weight, case), weight))
     return result
 
 
