@@ -28,7 +28,8 @@ def statistics_group(context: Context) -> Group:
 
 
 def include(moments: RunningMoments, samples: Tensor, group: Group) -> None:
-    """Include ``samples`` [n, *shape] of every member of the group; all members have the same n."""
+    """Include ``samples`` [n, *shape] of every member of the group; all members have the same n. A member
+    that has died counts as if it had samples like the others'."""
     doubles = samples.double()
     mean, square = group.mean((doubles.mean(0), doubles.square().mean(0)))
     moments.include(mean, square, len(samples) * group.size)
