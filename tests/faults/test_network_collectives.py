@@ -114,6 +114,50 @@ def test_a_member_that_comes_late_is_waited_for(engine):
         assert at_once(lambda: here.mean_(x), lambda: there.mean_(y)) == [2, 2]
 
 
+class _LateWork:
+    """An operation of gloo that ends just after the first wait for it has timed out."""
+
+    def __init__(self, work):
+        self._work, self._timed_out = work, False
+
+    def is_completed(self):
+        return self._timed_out and self._work.is_completed()
+
+    def wait(self, *timeout):
+        self._work.wait()
+        if not self._timed_out:
+            self._timed_out = True
+            raise RuntimeError("Operation timed out!")
+        return True
+
+
+class _LateGroup:
+    def __init__(self, group):
+        self._group = group
+
+    def allreduce(self, tensors):
+        return _LateWork(self._group.allreduce(tensors))
+
+
+def means(doors, count):
+    """Make so many means, each of which must be right at all members."""
+    for turn in range(count):
+        xs = [torch.full((WIDE,), float(turn + rank)) for rank in range(len(doors))]
+        at_once(*[lambda door=door, x=x: door.mean_(x) for door, x in zip(doors, xs, strict=True)])
+        assert all(torch.equal(x, torch.full((WIDE,), turn + (len(doors) - 1) / 2)) for x in xs)
+
+
+def test_an_operation_that_ends_just_after_a_poll_has_not_failed():
+    with members(2, **ENGINES["gloo"]) as fabrics:
+        doors = channels(fabrics, like=torch.zeros(WIDE))
+        means(doors, 1)
+        for door in doors:
+            groups = door._collectives._groups
+            groups._group = _LateGroup(groups._group)
+        means(doors, 3)
+        assert [door._collectives._state.repeat_asked for door in doors] == [0, 0]
+
+
 @pytest.mark.parametrize("turn", [1, 2, 4])
 def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn):
     """Its engine fails when the others' have ended, and they are in the next round, or at the end."""

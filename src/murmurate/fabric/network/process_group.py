@@ -116,15 +116,17 @@ class ProcessGroups:
 
     def _await_first(self, in_flight: list[Any], attempt: Attempt) -> bool:
         """Wait for the first operation in flight, and remove it; False if it failed, or the attempt should be
-        aborted."""
+        aborted. The group is then dropped."""
         failed = False
         while not failed:
+            was_completed = in_flight[0].is_completed()
             try:
                 in_flight[0].wait(datetime.timedelta(seconds=_POLL_SECONDS))
                 del in_flight[0]
                 return True
-            except RuntimeError:  # it timed out, or failed
-                failed = in_flight[0].is_completed()
+            except RuntimeError:
+                # The wait timed out, or the operation failed. After a timeout it may just have succeeded.
+                failed = was_completed
             with self._endpoint.lock:
                 failed = failed or attempt.should_abort()
         # destroying a group waits for its operations, up to their timeout: in a thread of its own
