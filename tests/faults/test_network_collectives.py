@@ -158,6 +158,17 @@ def test_an_operation_that_ends_just_after_a_poll_has_not_failed():
         assert [door._collectives._state.repeat_asked for door in doors] == [0, 0]
 
 
+def test_where_gloo_finds_no_device_it_is_soon_given_up(monkeypatch):
+    def no_device(**_):
+        raise RuntimeError("no device has this address")
+
+    monkeypatch.setattr(torch.distributed.ProcessGroupGloo, "create_device", no_device)
+    with members(2, **ENGINES["gloo"]) as fabrics:
+        doors = channels(fabrics, like=torch.zeros(WIDE))
+        means(doors, 8)
+        assert max(door._collectives._state.repeat_asked for door in doors) < 6
+
+
 @pytest.mark.parametrize("turn", [1, 2, 4])
 def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn):
     """Its engine fails when the others' have ended, and they are in the next round, or at the end."""

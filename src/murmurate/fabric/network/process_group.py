@@ -77,11 +77,11 @@ class ProcessGroups:
         # shared memory is faster if all are local peers; a member on which gloo keeps failing decides for all
         if all(want[0] for want in wants) or any(want[1] for want in wants):
             return False
+        self._failures += 1  # reset to 0 once a round has succeeded
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout, options._threads = self._timeout, _THREADS
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._endpoint.address)]
         position = list(attempt.members).index(attempt.rank)
-        self._failures += 1  # reset to 0 once a round has succeeded
         self._group = dist.ProcessGroupGloo(store, position, len(attempt.members), options)
         return True
 
