@@ -169,6 +169,19 @@ def test_where_gloo_finds_no_device_it_is_soon_given_up(monkeypatch):
         assert max(door._collectives._state.repeat_asked for door in doors) < 6
 
 
+def test_a_new_group_needs_no_more_memory_than_the_one_before():
+    with members(2, **ENGINES["gloo"]) as fabrics:
+        doors = channels(fabrics, like=torch.zeros(WIDE))
+        kept = []
+        for _ in range(3):
+            means(doors, 1)
+            kept.append([len(f.endpoint.connections[1 - f.rank].queue._state) for f in fabrics])
+            assert all(carried(door, ENGINES["gloo"]) for door in doors)
+            for door in doors:
+                door._collectives._groups.drop()
+        assert kept[0] == kept[1] == kept[2]
+
+
 @pytest.mark.parametrize("turn", [1, 2, 4])
 def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn):
     """Its engine fails when the others' have ended, and they are in the next round, or at the end."""

@@ -315,7 +315,7 @@ class NetworkCollectives:
 
     # -- incoming -----------------------------------------------------------------------------------
 
-    def receive_announcement(self, key: tuple[str, ...], value: str) -> None:
+    def receive_announcement(self, key: tuple[str, ...], value: Any) -> None:
         """A member's entry for the rendezvous of a process group arrived."""
         if self._groups is not None:
             self._groups.receive_announcement(key, value)

@@ -1,7 +1,7 @@
 """Means by torch's process groups (gloo), where connections need not be encrypted: gloo does not encrypt.
 
-A round makes a group if there is none; the group is used until a round fails in it. Its members exchange
-their addresses over our authenticated connections, but vectors over gloo's own.
+A round makes a group if there is none; the group is used until a round fails in it, or its members change.
+The members exchange their addresses over our authenticated connections, but vectors over gloo's own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class ProcessGroups:
-    """The ``Engine`` for means of one channel at one member."""
+    """The ``Engine`` for means of one channel at one member.
+
+    identity: the channel's, the same at all members. timeout_seconds: how long gloo may take to connect, and
+    for each operation. dtype: of the vectors; one of ``DTYPES``.
+    """
 
     def __init__(
         self,
@@ -44,25 +48,30 @@ class ProcessGroups:
         self._endpoint, self._identity = endpoint, identity.hex()
         self._timeout = datetime.timedelta(seconds=timeout_seconds)
         self._dtype, self._traffic = dtype, traffic
-        self.since = 0  # the round in which the present group was made; 0 without a group
+        self.since = 0  # the round in which the members last decided whether to have a group; 0: decide anew
         self._group: Any = None
         self._members: Sequence[int] = ()
         self._failures = 0
-        self._entries: dict[str, bytes] = {}  # what members have written for the rendezvous of a group
+        # what members have written for the rendezvous of a group: by key, the group's number and the value
+        self._entries: dict[str, tuple[int, bytes]] = {}
 
-    def receive_announcement(self, key: tuple[str, ...], value: str) -> None:
-        """A member's entry under (number of the group, key) has arrived. To be called with the lock held."""
-        self._entries["/".join(key)] = bytes.fromhex(value)
+    def receive_announcement(self, key: tuple[str, ...], value: Any) -> None:
+        """A member's entry under ``key`` has arrived. To be called with the lock held.
+
+        value: [number of the group, its entry in hexadecimal]. Raises TypeError or ValueError for another.
+        """
+        number, digits = value
+        self._entries["/".join(key)] = int(number), bytes.fromhex(digits)
 
     def drop(self) -> None:
-        """Give up the present group, as a round has failed in it: the next round makes another."""
+        """Give up the present group, or the decision against one, as a round has failed: decide anew."""
         self.since, self._group = 0, None
 
     def make(self, attempt: Attempt) -> bool:
         """Make a group for this round if there is none; False if the round must use our connections instead.
 
-        The result is the same on all members. Raises RuntimeError if the round should be aborted, or if gloo
-        cannot connect.
+        The result is the same on all members. Raises RuntimeError if the round should be aborted, if a member
+        does not answer before the deadline, or if gloo cannot connect.
         """
         with self._endpoint.lock:
             if self.since and self._members == attempt.members:
@@ -97,7 +106,7 @@ class ProcessGroups:
         if attempt.published:
             digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)
         in_flight: list[Any] = []
-        # at least two buckets, so that one is copied while the other is being reduced
+        # two buckets at least, except of a short vector: one is copied while the other is being reduced
         bucket_bytes = min(max(x.nbytes // 2, _LEAST_BUCKET_BYTES), _MOST_BUCKET_BYTES)
         step = bucket_bytes // self._dtype.itemsize + 1
         for start in range(0, x.numel(), step):
@@ -144,37 +153,43 @@ def _wait_for_end(group: Any, in_flight: list[Any]) -> None:
 
 
 class _ConnectionStore(Store):
-    """The c10d store of one group's rendezvous: it sends each entry to the members over our connections."""
+    """The c10d store of one group's rendezvous: it sends each entry to the members over our connections.
+
+    entries: by key, the newest (number of a group, value) of any member; shared with ``ProcessGroups``.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, identity: str, attempt: Attempt, entries: dict[str, bytes]
+        self, endpoint: Endpoint, identity: str, attempt: Attempt, entries: dict[str, tuple[int, bytes]]
     ) -> None:
         super().__init__()
         self._endpoint, self._identity, self._attempt, self._entries = endpoint, identity, attempt, entries
-        self._number = str(attempt.round)
+        self._number = attempt.round
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         with self._endpoint.lock:
-            self._entries[f"{self._number}/{key}"] = value
-            for rank in self._attempt.members:
-                if rank != self._attempt.rank:
-                    self._endpoint.connections[rank].announce(
-                        ("group", self._identity, self._number, key), value.hex()
-                    )
+            self._entries[key] = self._number, value
+            for rank in self._attempt.others:
+                # This replaces the entry of an earlier group, which no member needs any more: a round begins
+                # after all members have finished the one before.
+                self._endpoint.connections[rank].announce(
+                    ("group", self._identity, key), [self._number, value.hex()]
+                )
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
         for key in keys:
             self.get(key)
 
     def get(self, key: str) -> bytes:
-        name, endpoint = f"{self._number}/{key}", self._endpoint
+        endpoint = self._endpoint
+
+        def arrived() -> bool:
+            return key in self._entries and self._entries[key][0] == self._number
+
         with endpoint.lock:
-            endpoint.wait(
-                lambda: name in self._entries or self._attempt.should_abort(), endpoint.deadline_seconds
-            )
-            if name not in self._entries:
+            endpoint.wait(lambda: arrived() or self._attempt.should_abort(), endpoint.deadline_seconds)
+            if not arrived():
                 raise RuntimeError(f"no process group: '{key}' did not arrive")
-            return self._entries[name]
+            return self._entries[key][1]
 
 
 def _digits(number: int, dtype: torch.dtype) -> Tensor:

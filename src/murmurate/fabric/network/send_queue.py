@@ -5,13 +5,15 @@ All methods must be called with the endpoint's lock held.
 
 from __future__ import annotations
 
-import itertools
+import json
 from collections import deque
 from typing import Any
 
 from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 
-_STATE_ITEMS = 500  # most keys of state in one frame, so that the frame stays small
+# most bytes of JSON in a frame of state (unless a single value has more): far below META_LIMIT_BYTES,
+# above which the peer rejects the frame, and would again on each new connection
+_STATE_BYTES = 1 << 16
 
 
 class SendQueue:
@@ -43,33 +45,42 @@ class SendQueue:
         return self._unsent > 0 or bool(self._changed)
 
     def keep(self, frame: Frame, sent: bool = False) -> None:
-        """Number a frame, and keep it. sent: the caller sends it at once, so ``next_frame`` must not."""
+        """Number a frame, and keep it.
+
+        sent: the caller sends it at once, so ``next_frame`` must not; only if nothing ``is_pending``.
+        """
         self.posted += 1
         frame.number = self.posted
         self._unacknowledged.append(frame)
         self._unsent += not sent
 
     def announce(self, key: tuple[str, ...], value: Any) -> None:
+        """Set the newest ``value`` (plain JSON) of ``key``; an older one that was not sent yet never is."""
         self._state[key] = value
         self._changed[key] = None
 
     def next_state(self) -> Frame | None:
         """A frame with values that have changed, as many as fit into it; None if none has changed."""
-        if not self._changed:
-            return None
-        keys = list(itertools.islice(self._changed, _STATE_ITEMS))
-        for key in keys:
+        items: list[list[Any]] = []
+        left = _STATE_BYTES
+        for key in list(self._changed):
+            item = [*key, self._state[key]]
+            left -= len(json.dumps(item))
+            if items and left < 0:
+                break
+            items.append(item)
             del self._changed[key]
-        return Frame(Kind.CONTROL, meta={"state": [[*key, self._state[key]] for key in keys]})
+        return Frame(Kind.CONTROL, meta={"state": items}) if items else None
 
     def next_frame(self) -> Frame | None:
+        """The oldest frame that was not sent on this connection yet; it counts as sent from now on."""
         if not self._unsent:
             return None
         self._unsent -= 1
         return self._unacknowledged[len(self._unacknowledged) - self._unsent - 1]
 
     def acknowledge(self, number: int) -> None:
-        """The peer has received all frames up to that one."""
+        """Drop all frames up to that number, as the peer has received them."""
         while self._unacknowledged and self._unacknowledged[0].number <= number:
             self._unacknowledged.popleft()
         self._unsent = min(self._unsent, len(self._unacknowledged))
