@@ -224,6 +224,13 @@ def test_calls_that_do_not_match_are_an_error(second):
             SimulatedFabric(2, seed).run([first, other])
 
 
+def test_broadcasts_from_different_roots_are_told_apart():
+    roles = [lambda m, root=root: door_to(m).broadcast_(fill(0), root) for root in range(2)]
+    with pytest.raises(FabricError) as caught:
+        SimulatedFabric(2, 0).run(roles)
+    assert all(f"broadcast from rank {root}" in str(caught.value) for root in range(2))
+
+
 def test_a_roles_error_stops_the_others_wherever_they_are():
     unwound = []
 

@@ -25,14 +25,17 @@ class Round:
     root: int | None
     inputs: dict[int, Tensor] = field(default_factory=dict)
     members: tuple[int, ...] = ()
-    complete_seconds: float = math.inf  # when the last member called
+    complete_seconds: float = math.inf  # when all had called, and no cut divided them
     end_seconds: float = math.inf  # when the network has transferred everything
     mean: Tensor | None = None
     left: set[int] = field(default_factory=set)
 
 
 class SimulatedCollectives:
-    """All collectives of one channel: the k-th calls of all its members (k from 1 up) are matched."""
+    """All collectives of one channel: the k-th calls of all its members (k from 1 up) are matched.
+
+    Ranks are those of the fabric. group: the ranks of the channel's members.
+    """
 
     def __init__(
         self, state: FabricState, channel: str, deadline_seconds: float, group: tuple[int, ...]
@@ -45,7 +48,8 @@ class SimulatedCollectives:
     def run(self, rank: int, kind: str, x: Tensor, root: int | None = None) -> Round:
         """Contribute ``x`` to ``rank``'s next collective and wait until ``rank`` can continue.
 
-        Raises ``FabricError`` at the deadline, for calls that do not match, and for a dead root.
+        Raises ``FabricError`` at the deadline, for calls that do not match, and for a root that died without
+        calling.
         """
         scheduler, topic = self._state.scheduler, (self._channel, "collective")
         self._calls[rank] += 1
@@ -55,8 +59,9 @@ class SimulatedCollectives:
         for other, first in itertools.islice(call.inputs.items(), 1):
             if (call.kind, call.root, first.shape) != (kind, root, x.shape):
                 raise FabricError(
-                    f"Rank {rank} calls {kind} #{number} of {list(x.shape)} on '{self._channel}', rank "
-                    f"{other} {call.kind} of {list(first.shape)}: make the same calls everywhere."
+                    f"Rank {rank} calls {_described(kind, root)} #{number} of {list(x.shape)} on "
+                    f"'{self._channel}', rank {other} {_described(call.kind, call.root)} of "
+                    f"{list(first.shape)}: make the same calls everywhere."
                 )
         call.inputs[rank] = x.detach().clone()
         if self._can_leave(rank, call) or kind == "broadcast":
@@ -70,7 +75,11 @@ class SimulatedCollectives:
         )
         if not scheduler.wait(rank, wait):
             silent = [other for other in self._expected(call) if other not in call.inputs]
-            cause = f"ranks {silent} did not call it" if silent else "the network was partitioned"
+            cause = "the network was partitioned"
+            if silent:
+                cause = f"ranks {silent} did not call it"
+            elif call.members:
+                cause = "the network did not transfer everything"
             raise FabricError(
                 f"{kind} #{number} on '{self._channel}': {cause} within {self._deadline:g} s. Raise the "
                 "deadline, or use a strategy without collectives."
@@ -127,3 +136,7 @@ class SimulatedCollectives:
     def _next_repair(self) -> float:
         now, cuts = self._state.scheduler.now, self._state.links.partitions
         return min((cut.end_seconds for cut in cuts if cut.end_seconds > now), default=math.inf)
+
+
+def _described(kind: str, root: int | None) -> str:
+    return kind if root is None else f"{kind} from rank {root}"
