@@ -307,8 +307,9 @@ def test_a_missing_capability_is_an_error():
     assert fabric.run([role]) == [["collective"] * 3 + ["mail"] * 2 + ["shared memory"]]
 
 
-def test_members_with_different_models_get_an_error():
-    roles = [lambda m: m.channel("x", torch.zeros(2)), lambda m: m.channel("x", torch.zeros(3))]
+@pytest.mark.parametrize("other", [torch.zeros(3), torch.zeros(2, dtype=torch.float64)], ids=str)
+def test_members_with_different_models_get_an_error(other):
+    roles = [lambda m: m.channel("x", torch.zeros(2)), lambda m: m.channel("x", other)]
     with pytest.raises(FabricError, match="same model"):
         SimulatedFabric(2, 0).run(roles)
 
@@ -317,6 +318,20 @@ def test_members_with_different_models_get_an_error():
 def test_a_message_that_no_real_fabric_takes_is_refused(count):
     with pytest.raises(ValueError, match=f"a message has 1 to {N} numbers, this one {count}"):
         SimulatedFabric(1, 0).run([lambda m: door_to(m).send(0, "t", torch.zeros(count))])
+
+
+@pytest.mark.parametrize(
+    ("tag", "x", "message"),
+    [
+        ("t" * 64, fill(0), "a tag has at most 63 bytes"),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}" * 32, fill(0), "has 64"),
+        ("t", torch.zeros(N - 1, dtype=torch.float64), "a short message is not converted"),
+    ],
+    ids=["long tag", "tag of long characters", "short of another type"],
+)
+def test_mail_that_no_real_fabric_takes_is_refused(tag, x, message):
+    with pytest.raises(ValueError, match=message):
+        SimulatedFabric(1, 0).run([lambda m: door_to(m).send(0, tag, x)])
 
 
 # -- the register under delay ---------------------------------------------------------------------

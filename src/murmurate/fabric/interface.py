@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+MOST_TAG_BYTES = 63  # of mail
+
 
 class Capability(enum.Enum):
     """A protocol that a strategy needs, or a fabric offers."""
@@ -114,6 +116,14 @@ def check_message(x: Tensor, count: int, dtype: torch.dtype) -> None:
         raise ValueError(
             f"a short message is not converted: it must be {dtype}, as its channel; this one is {x.dtype}"
         )
+
+
+def encoded_tag(tag: str) -> bytes:
+    """A message's tag in UTF-8. Raises ValueError if it is longer than ``MOST_TAG_BYTES``."""
+    encoded = tag.encode()
+    if len(encoded) > MOST_TAG_BYTES:
+        raise ValueError(f"a tag has at most {MOST_TAG_BYTES} bytes, '{tag}' has {len(encoded)}")
+    return encoded
 
 
 class Members(Protocol):

@@ -18,9 +18,10 @@ import numpy as np
 from torch import Tensor
 
 from murmurate.buffers import Bytes, Pool
+from murmurate.fabric.interface import MOST_TAG_BYTES, encoded_tag
 from murmurate.fabric.processes.fence import fence
 
-_TAG_BYTES = 64
+_TAG_BYTES = MOST_TAG_BYTES + 1  # a zero ends it
 # A message's tag, note, mark and size. The mark is chosen by the ring's user: the number of a stream, or the
 # incarnations of sender and reader. The size, in bytes, is that of a short message; 0 for any other.
 HEADER = struct.Struct(f"<{_TAG_BYTES}sdQQ")
@@ -137,8 +138,5 @@ def encode_tag(known: dict[str, bytes], tag: str) -> bytes:
     """A tag as it is written into a header, cached in ``known``. Raises ValueError if it is too long."""
     encoded = known.get(tag)
     if encoded is None:
-        encoded = tag.encode()
-        if len(encoded) >= _TAG_BYTES:
-            raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(encoded)}")
-        known[tag] = encoded
+        encoded = known[tag] = encoded_tag(tag)
     return encoded

@@ -19,6 +19,7 @@ from murmurate.fabric.interface import (
     check_message,
     check_shape,
     checked_rank,
+    encoded_tag,
 )
 from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.simulated.collectives import Round, SimulatedCollectives
@@ -34,6 +35,7 @@ class ChannelState:
 
     name: str
     shape: torch.Size
+    dtype: torch.dtype
     group: tuple[int, ...]
     mailbox: SimulatedMailbox
     collectives: SimulatedCollectives
@@ -132,7 +134,8 @@ class SimulatedChannel:
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
         self._turn(Capability.MAIL)
-        check_message(x, self._state.shape.numel(), x.dtype)
+        encoded_tag(tag)  # only to refuse a tag that is too long
+        check_message(x, self._state.shape.numel(), self._state.dtype)
         with self._waiting():
             sent = self._state.mailbox.send(self._rank, self._fabric_rank(to), tag, x, note, deadline_seconds)
         if sent:

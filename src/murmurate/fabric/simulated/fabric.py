@@ -13,7 +13,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric, FabricError, checked_group, checked_rank
@@ -52,11 +51,16 @@ class SimulatedFabric:
     so that polling makes time pass. ``keep_log=False`` saves memory in long runs. ``coroutines`` are
     greenlets; or threads, of which one runs at a time, if collectives are called inside a backward pass.
 
-    Without a ``network``, messages take the ``latency`` alone, and collectives take no time. Shared memory
-    takes no time in either case. Nobody waits for news of a member that ``has_finished``, though its last
-    vector may still come. Partitions delay collectives. The network's loss applies to the register and to
-    collectives, ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not
-    members, and for ``own_clocks`` with ``call_seconds`` of 0.
+    ``mail_capacity`` is the most unread messages of one sender under one tag, ``mail_deadline_seconds`` the
+    deadline of a send that gives none, ``collective_deadline_seconds`` that of collectives and of shared
+    memory. ``capabilities``: the protocols that channels offer.
+
+    Without a ``network``, messages take the ``latency`` alone, and collectives take no time. With one, a
+    gather takes as long as a mean; a broadcast takes no time. Shared memory takes no time in either case.
+    ``wait_newer`` does not wait for a member that ``has_finished``, though its last vector may still come.
+    Partitions delay collectives. The network's loss applies to the register and to collectives,
+    ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not members, and for
+    ``own_clocks`` with ``call_seconds`` of 0.
     """
 
     size: int
@@ -124,8 +128,10 @@ class SimulatedFabric:
     def run(self, functions: Sequence[Callable[[Member], T]]) -> list[T | Crashed]:
         """Run ``functions[rank]`` as rank ``rank``, all to their end; returns their results by rank.
 
-        The result of a rank that crashed is its ``Crashed``. Any other error of a function stops the rest,
-        and is raised here; so is ``FabricError`` at a deadlock, with what each member waits for.
+        The result of a rank that crashed is its ``Crashed``. The function of an absent rank is not called;
+        its result is that of the role given to ``revive``, or None. Any other error of a function stops the
+        rest, and is raised here; so is ``FabricError`` at a deadlock, with what each member waits for. Raises
+        ``ValueError`` if there is not one function for each rank.
         """
         if len(functions) != self.size:
             raise ValueError(f"{len(functions)} functions for {self.size} members: give one each.")
@@ -136,7 +142,10 @@ class SimulatedFabric:
     # -- events, caused from outside or by any member -----------------------------------------------
 
     def at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call ``act`` at a virtual time, if any member still runs then. ``act`` must not call the fabric."""
+        """Call ``act`` at a virtual time, if any member still runs then.
+
+        ``act`` must not call a ``Member`` or a channel; it may cause the events of this section.
+        """
         self._scheduler.at(seconds, act)
 
     def crash(self, rank: int) -> None:
@@ -156,7 +165,7 @@ class SimulatedFabric:
 
         Collectives include it from now on: the first one that it calls is matched with the next one of rank
         ``like``. So, under strategies that use collectives, call this when all living members have called the
-        same number of collectives. Raises ``ValueError`` if the rank is alive.
+        same number of collectives. Raises ``ValueError`` if the rank is alive, or does not exist.
         """
         member = self.member(rank)
         self._scheduler.revive(rank, functools.partial(role, member))
@@ -170,16 +179,15 @@ class SimulatedFabric:
     def living(self) -> Sequence[int]:
         return self._scheduler.living()
 
-    def _open(self, name: str, shape: torch.Size, group: tuple[int, ...]) -> ChannelState:
+    def _open(self, name: str, like: Tensor, group: tuple[int, ...]) -> ChannelState:
         # the label also distinguishes the scheduler's topics (see ``Wait``), so each group needs its own
         label = name if len(group) == self.size else f"{name} of {list(group)}"
         mailbox = SimulatedMailbox(
             self._state, label, self.mail_faults, self.mail_capacity, self.mail_deadline_seconds
         )
         collectives = SimulatedCollectives(self._state, label, self.collective_deadline_seconds, group)
-        return ChannelState(
-            label, shape, group, mailbox, collectives, {rank: SimulatedRegister(rank) for rank in group}
-        )
+        registers = {rank: SimulatedRegister(rank) for rank in group}
+        return ChannelState(label, like.shape, like.dtype, group, mailbox, collectives, registers)
 
     def _on_crash(self, rank: int) -> None:
         self._state.record(rank, "crash")
@@ -211,12 +219,12 @@ class Member:
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> SimulatedChannel:
         fabric, group = self._fabric, checked_group(members, self.rank, self.size)
         if (name, group) not in fabric._channels:
-            fabric._channels[name, group] = fabric._open(name, like.shape, group)
+            fabric._channels[name, group] = fabric._open(name, like, group)
         state = fabric._channels[name, group]
-        if state.shape != like.shape:
+        if (state.shape, state.dtype) != (like.shape, like.dtype):
             raise FabricError(
-                f"Rank {self.rank} wants channel '{name}' for {list(like.shape)}, others have it for "
-                f"{list(state.shape)}: give all members the same model."
+                f"Rank {self.rank} makes channel '{name}' for {like.dtype} {list(like.shape)}, others made "
+                f"it for {state.dtype} {list(state.shape)}: give all members the same model."
             )
         return SimulatedChannel(
             self, fabric._state, state, fabric.capabilities, fabric.collective_deadline_seconds
