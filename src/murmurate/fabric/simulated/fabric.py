@@ -85,12 +85,7 @@ class SimulatedFabric:
 
     def __post_init__(self) -> None:
         cut = {rank for partition in self.partitions for rank in partition.ranks}
-        named = {*self.crashes, *self.crash_seconds, *self.absent} | cut
-        if self.size < 1 or not named <= set(range(self.size)):
-            raise ValueError(
-                f"The size is {self.size}, and ranks {sorted(named)} are named: the size must be at least 1, "
-                "and ranks from 0 to below it."
-            )
+        self._check_ranks({*self.crashes, *self.crash_seconds, *self.absent} | cut)
         if self.own_clocks and not self.call_seconds > 0:
             raise ValueError("With own clocks a call must take time: give call_seconds above 0.")
         seeds = np.random.SeedSequence(self.seed).spawn(2)
@@ -157,7 +152,11 @@ class SimulatedFabric:
         self._scheduler.add_work(rank, seconds)
 
     def cut(self, partition: Partition) -> None:
-        """Add ``partition``, which says which links are cut, and when."""
+        """Add ``partition``, which says which links are cut, and when.
+
+        Raises ``ValueError`` for ranks that do not exist.
+        """
+        self._check_ranks(partition.ranks)
         self._state.links.partitions.append(partition)
 
     def revive(self, rank: int, role: Callable[[Member], Any], like: int) -> None:
@@ -178,6 +177,13 @@ class SimulatedFabric:
     @property
     def living(self) -> Sequence[int]:
         return self._scheduler.living()
+
+    def _check_ranks(self, named: set[int]) -> None:
+        if self.size < 1 or not named <= set(range(self.size)):
+            raise ValueError(
+                f"The size is {self.size}, and ranks {sorted(named)} are named: the size must be at least 1, "
+                "and ranks from 0 to below it."
+            )
 
     def _open(self, name: str, like: Tensor, group: tuple[int, ...]) -> ChannelState:
         # the label also distinguishes the scheduler's topics (see ``Wait``), so each group needs its own

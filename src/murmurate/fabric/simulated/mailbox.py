@@ -1,4 +1,5 @@
-"""Mail of the simulated fabric: each message arrives once, though packets are lost, doubled and reordered."""
+"""Mail of the simulated fabric: each message arrives once, though packets are lost, doubled and reordered
+(unless ``MailFaults.reliable`` is False)."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ from murmurate.fabric.simulated.scheduler import Wait
 class MailFaults:
     """The probabilities of faults of each packet of mail, and whether the mailbox hides them.
 
-    With ``reliable``, as ``Mail`` promises, a lost packet is sent again after ``resend_seconds``, a duplicate
-    is recognized by its number and dropped, and a packet waits for those sent before it. ``reliable=False``
-    breaks that promise on purpose: strategies see the faults. A reordered packet is late by up to
-    ``resend_seconds``. Raises ``ValueError`` for an invalid probability, and if resending would never
-    succeed.
+    With ``reliable``, as ``Mail`` promises, a lost packet is sent again after ``resend_seconds`` (virtual), a
+    duplicate is recognized by its number and dropped, and a packet waits for those sent before it.
+    ``reliable=False`` breaks that promise on purpose: strategies see the faults, and messages over a link
+    that a ``Partition`` cuts are lost instead of late. A reordered packet is late by up to
+    ``resend_seconds``.
+    Raises ``ValueError`` for an invalid probability or time, and if resending would never succeed.
     """
 
     loss: float = 0.0
@@ -36,6 +38,8 @@ class MailFaults:
         for name in ("loss", "duplication", "reordering"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not a probability: give 0 to 1.")
+        if not 0 <= self.resend_seconds < math.inf:
+            raise ValueError(f"resend_seconds={self.resend_seconds}: give at least 0, and a finite number.")
         if self.reliable and self.loss == 1:
             raise ValueError("With loss=1 sending again never helps: give less, or reliable=False.")
 
@@ -54,8 +58,8 @@ class _Packet:
 
 
 class SimulatedMailbox:
-    """All mail of one channel. A stream is the messages of one (sender, receiver, tag); ``capacity`` bounds
-    the unread messages of each stream."""
+    """All mail of one channel. Ranks are those of the fabric. A stream is the messages of one (sender,
+    receiver, tag); ``capacity`` bounds the unread messages of each stream."""
 
     def __init__(
         self, state: FabricState, channel: str, faults: MailFaults, capacity: int, deadline_seconds: float

@@ -45,8 +45,9 @@ class Partition:
     """Links that are cut, in both directions, from ``start_seconds`` up to ``end_seconds`` (virtual).
 
     These are the links between ``pairs`` of members, and those between the members of ``island`` and all
-    others. Messages sent meanwhile leave when the cut ends, as from a socket that retries; messages in flight
-    at its start arrive. A collective among separated members waits.
+    others. Messages sent meanwhile leave when the cut ends, as from a socket that retries (mail is lost if
+    ``MailFaults.reliable`` is False); messages in flight at its start arrive. A collective among separated
+    members waits.
     """
 
     pairs: tuple[tuple[int, int], ...] = ()
@@ -63,7 +64,7 @@ class Partition:
         return (one, other) in self.pairs or (other, one) in self.pairs
 
     def divides(self, ranks: set[int], time: float) -> bool:
-        """Whether a link between any two of ``ranks`` is cut."""
+        """Whether a link between any two of ``ranks`` is cut at ``time``."""
         if not self.start_seconds <= time < self.end_seconds:
             return False
         inside = len(ranks & self.island)
@@ -71,14 +72,17 @@ class Partition:
 
     @property
     def ranks(self) -> set[int]:
+        """All ranks that it names."""
         return {rank for pair in self.pairs for rank in pair} | self.island
 
 
 @dataclass(eq=False)
 class Links:
-    """The links between members: when messages arrive over them. All random draws are from ``generator``.
+    """The links between ``size`` members: when messages arrive over them. All random draws are from
+    ``generator``.
 
-    network: how long messages take by their size; without it, they take the ``latency`` alone.
+    network: how long messages take by their size; without it, they take the ``latency`` alone. Raises
+    ValueError for a range of latencies that begins below 0 or ends before it begins.
     """
 
     size: int
@@ -88,6 +92,8 @@ class Links:
     network: Network | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.latency, tuple) and not 0 <= self.latency[0] <= self.latency[1]:
+            raise ValueError(f"A latency from {self.latency[0]} to {self.latency[1]} s: give 0 <= a <= b.")
         # when each member's port is free to send, and to receive, the next message
         self._can_send_at, self._can_receive_at = [0.0] * self.size, [0.0] * self.size
 
@@ -101,12 +107,12 @@ class Links:
         return time
 
     def delay(self, sender: int, receiver: int) -> float:
-        """A draw of ``latency``, in seconds."""
+        """A draw of ``latency``, in seconds. Raises ValueError for one below 0."""
         if isinstance(self.latency, tuple):
             return float(self.generator.uniform(*self.latency))
         seconds = self.latency(sender, receiver, self.generator) if callable(self.latency) else self.latency
-        if seconds < 0:
-            raise ValueError(f"A latency of {seconds} s is in the past: it must be at least 0.")
+        if not seconds >= 0:
+            raise ValueError(f"A latency of {seconds} s is in the past, or no number: it must be at least 0.")
         return seconds
 
     def arrival(
@@ -118,9 +124,7 @@ class Links:
         if network is None or sender == receiver:
             return departure + (self.delay(sender, receiver) if network is None else 0.0)
         delay = float(network.delays(1, size_bytes, self.generator)[0])
-        if not network.ports:
-            return departure + delay
-        if is_late:
+        if is_late or not network.ports:
             return departure + delay
         busy_seconds = network.transfer_seconds(size_bytes)
         departure = max(departure, self._can_send_at[sender])
