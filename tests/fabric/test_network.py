@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -102,6 +104,44 @@ def test_a_publisher_sends_nothing_to_a_member_that_never_reads():
         mean = 2 * 4 * N  # one part each way and its result
         assert here.traffic.bytes <= mean
         assert there.traffic.bytes <= mean
+
+
+def test_an_interrupted_publish_blocks_no_connection(monkeypatch):
+    with members(2, shared_memory=False) as fabrics:
+        here, there = channels(fabrics)
+        here.publish(fill(1))
+        assert torch.equal(there.peek(0)[0], fill(1))  # and requests the next version
+        connection = fabrics[0].endpoint.connections[1]
+        until(lambda: here._register._requests and not connection.queue.is_pending, "the request")
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "nudge", functools.partial(signal.raise_signal, signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                here.publish(fill(2))
+        assert there.wait_newer([0], [1], 10.0)
+        assert torch.equal(there.peek(0)[0], fill(2))
+        assert there.send(0, "x", fill(3))
+        assert torch.equal(here.wait("x", 10.0).x, fill(3))
+        assert here.send(1, "x", fill(4))
+        assert torch.equal(there.wait("x", 10.0).x, fill(4))
+
+
+def test_an_interrupted_send_blocks_no_connection(monkeypatch):
+    with members(2, shared_memory=False) as fabrics:
+        here, there = channels(fabrics)
+        connection = fabrics[0].endpoint.connections[1]
+        post = connection.post
+
+        def interrupted(frame):
+            post(frame)
+            signal.raise_signal(signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "claim", lambda frame: None)  # as if the connection were busy
+            patch.setattr(connection, "post", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                here.send(1, "x", fill(1))
+        assert here.send(1, "x", fill(2))
+        assert [float(there.wait("x", 10.0).x[0]) for _ in range(2)] == [1.0, 2.0]
 
 
 def test_a_publisher_stops_for_a_member_that_stops_reading_and_goes_on_when_it_reads_again():

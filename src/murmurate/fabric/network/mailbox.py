@@ -20,7 +20,7 @@ from murmurate.buffers import Bytes, as_tensor
 from murmurate.fabric.interface import Message, Traffic, check_message
 from murmurate.fabric.network.compression import Codec, CopyReader, ErrorFeedback, WireCopy, begin_copy
 from murmurate.fabric.network.endpoint import Endpoint
-from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
+from murmurate.fabric.network.frames import Frame, FrameRejected, Kind, Pipe
 from murmurate.fabric.network.shm_channel import STREAMS, Lane, ShmChannel
 from murmurate.fabric.processes.spsc_ring import encode_tag
 
@@ -171,21 +171,23 @@ class NetworkMailbox:
         frame = self._frame(tag, note, copy.wire, short)
         frame.source = CopyReader(copy)
         connection = endpoint.connections.get(to)  # None to this member itself
-        with endpoint.lock:
-            self._traffic.bytes += frame.length
-            stream.sent += 1
-            pipe = None if connection is None else connection.claim(frame)
-            if connection is None:
-                copy.finish()
-                self.deliver(to, frame)
-            elif pipe is None:
-                connection.post(frame)
-            if connection is not None:
-                self._posted[to] = connection.queue.posted
-        if connection is not None and pipe is not None:
-            connection.send_claimed(pipe, frame, copy)
-        # without the lock, as copying megabytes takes long
-        copy.finish()
+        pipe: Pipe | None = None
+        try:
+            with endpoint.lock:
+                self._traffic.bytes += frame.length
+                stream.sent += 1
+                pipe = None if connection is None else connection.claim(frame)
+                if connection is None:
+                    copy.finish()
+                    self.deliver(to, frame)
+                elif pipe is None:
+                    connection.post(frame)
+                if connection is not None:
+                    self._posted[to] = connection.queue.posted
+        finally:  # even after an interrupt: the connection waits for this copy, or until it is sent
+            if connection is not None and pipe is not None:
+                connection.send_claimed(pipe, frame, copy)
+            copy.finish()  # without the lock, as copying megabytes takes long
 
     def _forward(self, to: int, tag: str, note: float, wire: Bytes, short: bool) -> None:
         """Send a message that is in shared memory over the connection instead."""

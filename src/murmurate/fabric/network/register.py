@@ -21,8 +21,9 @@ from torch import Tensor
 from murmurate.buffers import Bytes
 from murmurate.fabric.interface import FabricError, Traffic
 from murmurate.fabric.network.compression import Codec, CopyReader, WireCopy, begin_copy
+from murmurate.fabric.network.connection import PeerConnection
 from murmurate.fabric.network.endpoint import Endpoint
-from murmurate.fabric.network.frames import Frame, Kind
+from murmurate.fabric.network.frames import Frame, Kind, Pipe
 from murmurate.fabric.network.shm_channel import Lane, ShmChannel
 from murmurate.fabric.processes.register import BufferedRegister
 
@@ -52,7 +53,11 @@ class _Subscription:
 
 
 class NetworkRegister:
-    """One channel's register at one member."""
+    """One channel's register at one member (see ``Register``). All ranks here are ranks of the fabric.
+
+    identity: the channel's, in frames. codec: the form in which vectors are sent and stored. peers: the other
+    members of the channel. published: the number of versions that this member has published.
+    """
 
     def __init__(
         self,
@@ -103,26 +108,32 @@ class NetworkRegister:
 
     def _publish_on_connections(self, version: int, x: Tensor) -> WireCopy:
         copy = begin_copy(self._codec, x, self._endpoint.outgoing_buffers.take(self._codec.wire_bytes))
-        with self._endpoint.lock:
-            frame = Frame(Kind.REGISTER, self._identity, version=version, payload=copy.wire)
-            connections = self._endpoint.connections
-            self.published, self._newest = version, (version, copy)
-            waiting = [peer for peer in self._requests if peer not in self._shm.lanes]
-            # this thread itself sends to the first waiting peer whose connection is idle
-            first = next(
-                ((connections[p], pipe) for p in waiting if (pipe := connections[p].claim(frame))), None
-            )
+        frame = Frame(Kind.REGISTER, self._identity, version=version, payload=copy.wire)
+        connections = self._endpoint.connections
+        first: tuple[PeerConnection, Pipe] | None = None
+        try:
+            with self._endpoint.lock:
+                self.published, self._newest = version, (version, copy)
+                waiting = [peer for peer in self._requests if peer not in self._shm.lanes]
+                # this thread itself sends to the first waiting peer whose connection is idle
+                first = next(
+                    ((connections[p], pipe) for p in waiting if (pipe := connections[p].claim(frame))), None
+                )
+                if first is not None:
+                    self._note_sent(first[0].peer, copy)
+                for peer in waiting:
+                    connections[peer].nudge()
+        finally:  # even after an interrupt: connections wait for this copy, and one until it is sent
             if first is not None:
-                self._note_sent(first[0].peer, copy)
-            for peer in waiting:
-                connections[peer].nudge()
-        if first is not None:
-            first[0].send_claimed(first[1], frame, copy)
-        copy.finish()
+                first[0].send_claimed(first[1], frame, copy)
+            copy.finish()
         return copy
 
     def next_register_frame(self, peer: int) -> Frame | None:
-        """A frame with the newest version, if ``peer`` has requested a newer one than it has."""
+        """A frame with the newest version, if ``peer`` has requested a newer one than it has; else None.
+
+        To be called with the lock held, as the two methods below.
+        """
         if peer in self._shm.lanes or peer not in self._requests:
             return None
         if self.published <= self._requests[peer][0]:
@@ -137,6 +148,7 @@ class NetworkRegister:
         return frame
 
     def _copied_from_memory(self) -> tuple[int, WireCopy]:
+        """(version, copy) of the newest vector in shared memory, as peers without it need it."""
         register = self._shm.register
         newest = None if register is None else register.peek(self._pins, _COPIED)
         if newest is None:
@@ -147,6 +159,7 @@ class NetworkRegister:
         return newest[1], WireCopy(wire)
 
     def _note_sent(self, peer: int, copy: WireCopy) -> None:
+        """Count ``copy`` as sent to ``peer``, and remove the request that it answers."""
         del self._requests[peer]
         self._traffic.bytes += copy.wire.nbytes
 
@@ -168,6 +181,7 @@ class NetworkRegister:
         return newest
 
     def _peek_own(self) -> tuple[Tensor, int] | None:
+        """(newest vector, version) of this member itself; None before the first."""
         register, newest = self._shm.register, self._newest
         in_memory = None if register is None else register.peek(self._pins, _PEEKED)
         if in_memory is not None:
@@ -242,7 +256,7 @@ class NetworkRegister:
             )
 
     def _request_with_reply(self, peer: int) -> None:
-        """Request the next version; if there is none yet, the peer is to say so in a reply."""
+        """Request the next version, unless that was done; if there is none yet, the peer is to reply so."""
         subscription = self._subscriptions[peer]
         if not subscription.requested and subscription.mapped is None:
             subscription.question += 1
