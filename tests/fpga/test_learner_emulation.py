@@ -56,6 +56,13 @@ def test_sums_that_may_overflow_are_refused() -> None:
         matmul(more, more.T)
 
 
+def test_a_layer_with_too_many_inputs_is_refused() -> None:
+    inputs = longest_sum(40)  # and the constant 1, whose weight is the bias
+    wide = EmulatedLearner((inputs, 2), rate_shift=4, generator=torch.Generator())
+    with pytest.raises(Refusal, match=f"a sum of {inputs + 1} products .* Use narrower layers"):
+        wide.values(torch.zeros(1, inputs))
+
+
 def test_quantising_keeps_what_fits() -> None:
     numbers = torch.arange(-32768, 32768, 7)
     assert torch.equal(quantise(value(numbers, 11), 11), numbers)

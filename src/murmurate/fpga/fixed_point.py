@@ -47,7 +47,7 @@ def narrow(
     wide: Tensor, shift: int, bits: int = OPERAND_BITS, *, noise: Tensor | None = None,
     count: Saturations | None = None,
 ) -> Tensor:  # fmt: skip
-    """``wide`` without its last ``shift`` bits, saturated to ``bits`` bits.
+    """``wide`` without its last ``shift`` bits (a negative shift appends zeros), saturated to ``bits`` bits.
 
     Rounds to the nearest number, halves upwards: half of the last remaining place is added before the bits
     are cut off. noise: random numbers of ``LFSR_BITS`` bits in the shape of ``wide``, whose upper bits are
@@ -80,11 +80,12 @@ def longest_sum(accumulator_bits: int) -> int:
 
 
 def matmul(a: Tensor, b: Tensor, accumulator_bits: int = 40) -> Tensor:
-    """The exact product [M, K] @ [K, N] of operands. Raises Refusal if a sum of K products may overflow."""
+    """The exact product [M, K] @ [K, N] of operands, in int64. Raises Refusal if a sum of K products may
+    overflow an accumulator of that many bits."""
     if a.shape[1] > longest_sum(accumulator_bits):
         raise Refusal(
             f"a sum of {a.shape[1]} products may overflow an accumulator of {accumulator_bits} bits, which "
-            f"holds {longest_sum(accumulator_bits)}. Use smaller batches per pipeline, or more bits."
+            f"holds {longest_sum(accumulator_bits)}. Use narrower layers, smaller batches, or more bits."
         )
     return a @ b
 
