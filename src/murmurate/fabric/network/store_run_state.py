@@ -19,7 +19,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.processes.run_state import LAUNCHER_ROWS, MEMBER_ROWS, RunState
 
-_CYCLE_SECONDS = 0.05  # between two pushes
+_CYCLE_SECONDS = 0.05  # between two exchanges
 _HEARTBEAT_SECONDS = 1.0
 _REFUSED_SECONDS = 3.0  # how long to wait for a valid value of a leader that seems to have another secret
 
@@ -30,8 +30,10 @@ class StoreRunState(RunState):
     leads: this process also writes the launcher's cells (stop, checkpoint, which members are alive).
     env_steps: by rank, those of the checkpoint that the members go on from.
     store: must have a connection of its own (``store.clone()``), as other waits on the same connection would
-    delay the run state. Raises FabricError if the leader has not opened the run state within
-    ``deadline_seconds``, Unauthentic if it was opened with another secret.
+    delay the run state.
+
+    Raises FabricError if the leader has not opened the run state within ``deadline_seconds``, Unauthentic if
+    it was opened with another secret, and RuntimeError if the store does not answer.
     """
 
     def __init__(
@@ -58,30 +60,22 @@ class StoreRunState(RunState):
         self._closing = threading.Event()
         self._exchanging = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._begun_from = env_steps
         if leads:
             self.open()
-        else:
-            self._restore_env_steps()
-            self._await_leader(deadline_seconds)
-
-    def open(self) -> None:
-        super().open()
-        if self._leads and self._thread is None:
-            self._restore_env_steps()
-            for rank in self._theirs:
+        for rank, steps in enumerate(env_steps):
+            self.set_env_steps(rank, steps)
+        if leads:
+            for rank in self._theirs:  # until its own process writes this column
                 self._store.set(_column(rank), np.append(self._rows[MEMBER_ROWS, rank], 0).tobytes())
             self._start()
-
-    def _restore_env_steps(self) -> None:
-        for rank, steps in enumerate(self._begun_from):
-            self.set_env_steps(rank, steps)
+        else:
+            self._await_leader(deadline_seconds)
 
     # -- the other processes
 
     @property
     def refused(self) -> int:
-        """How many values were refused, as their member had not written them."""
+        """How many values were refused, as their member had not signed them."""
         return self._store.refused
 
     def silent_seconds(self, rank: int) -> float:
@@ -105,7 +99,7 @@ class StoreRunState(RunState):
     # -- the exchange
 
     def exchange(self) -> bool:
-        """Push and pull once, now; False if the store did not answer."""
+        """Push and pull once, now; False if the store does not answer, or has failed before."""
         with self._exchanging:
             if self.lost:
                 return False
@@ -117,12 +111,14 @@ class StoreRunState(RunState):
             return not self.lost
 
     def _start(self) -> None:
+        """Exchange once, then in a thread. Raises FabricError if the store does not answer."""
         if not self.exchange():
-            raise FabricError("the store of this run does not answer; look at the host that started it")
+            raise FabricError("the store of this run does not answer: look at the host on which it runs")
         self._thread = threading.Thread(target=self._synchronize, name="run_state", daemon=True)
         self._thread.start()
 
     def _await_leader(self, deadline_seconds: float) -> None:
+        """Wait until the leader has opened the run state, and start. Raises FabricError or Unauthentic."""
         until = time.monotonic() + deadline_seconds
         refused: Unauthentic | None = None
         while True:
@@ -135,7 +131,10 @@ class StoreRunState(RunState):
                 until = min(until, time.monotonic() + _REFUSED_SECONDS) if refused is None else until
                 refused = problem
             if time.monotonic() > until:
-                silent = FabricError(f"the leader did not open the run state within {deadline_seconds:g} s")
+                silent = FabricError(
+                    "the leader (rank 0, or the command) did not open the run state within "
+                    f"{deadline_seconds:g} s: look at its log or output"
+                )
                 raise refused or silent
             time.sleep(_CYCLE_SECONDS)
 
