@@ -38,8 +38,10 @@ class Multiplier(wiring.Component):
 
 
 class LevelSampler(wiring.Component):
-    """Finds the child of a node whose range of prefix sums contains the mass, and the mass relative to the
-    start of that range.
+    """Finds, among the children of a node, the one whose range of prefix sums contains the mass, and the mass
+    relative to the start of that range.
+
+    Its outputs appear ``shape.sample_level_cycles(level)`` cycles after the node, ``next_mass`` two later.
 
     While updates are in flight, a node's sum may differ from its children's. If the mass lies above all
     children, the last nonzero child is chosen; if all children are zero, ``found`` is unset.

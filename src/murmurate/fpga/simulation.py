@@ -15,6 +15,10 @@ _PERIOD_SECONDS = 1e-8  # period of the simulated clock; its value does not matt
 class SimulatedManager:
     """A ``ReplayManager`` with a simulated clock.
 
+    row_bits: bits of the row that is stored with each leaf; 0 for no rows. cycles: how many were simulated so
+    far. An index is below ``shape.leaves``, a priority has ``shape.width`` bits, a random number
+    ``shape.UNIFORM_BITS``; of larger numbers the upper bits are dropped.
+
     Raises Refusal if Amaranth is not installed.
     """
 
@@ -64,6 +68,7 @@ class SimulatedManager:
 
     @property
     def total(self) -> int:
+        """The sum of all priorities, in the last simulated cycle."""
         return self._total
 
     def _run(self, cycles: int) -> None:
@@ -71,12 +76,15 @@ class SimulatedManager:
         self._simulator.run_until(self._until * _PERIOD_SECONDS)
 
     def update(self, indices: Sequence[int], priorities: Sequence[int], rows: Sequence[int] = ()) -> None:
-        """Set priorities, one per cycle, and wait until the total contains them."""
+        """Set priorities (and rows, by default 0), one per cycle, and wait until the total contains them.
+
+        Raises ValueError for sequences of different lengths.
+        """
         self._updates.extend(zip(indices, priorities, rows or [0] * len(indices), strict=True))
         self._run(len(indices) + self.shape.update_latency + 1)
 
     def sample(self, uniforms: Sequence[int]) -> list[tuple[int, bool, int]]:
-        """(index, found, row) for each random number; these have ``shape.UNIFORM_BITS`` bits."""
+        """(index, found, row) for each random number; see ``ReplayManager``."""
         return self.run((), uniforms)
 
     def run(

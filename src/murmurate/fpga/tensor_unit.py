@@ -158,7 +158,7 @@ class OuterUnit(wiring.Component):
 
 
 class WeightUpdate(wiring.Component):
-    """Computes w <- saturate(w - round(g >> shift)), one weight per cycle, for WU.
+    """Computes w <- saturate(w - round(g / 2^shift)), one weight per cycle, for WU.
 
     inputs: ``weight`` (32 bits) and ``gradient``. outputs, one cycle later: the new ``weight`` and
     ``operand``, its rounded upper bits for the tensor units. stochastic: round by the random numbers of a
@@ -167,6 +167,9 @@ class WeightUpdate(wiring.Component):
     Args:
         shift: at least 1; see ``EmulatedLearner.update_shift``.
         operand_shift: number of low bits of a weight that its operand omits, at least 1.
+        accumulator_bits: bits of a gradient.
+
+    Raises Refusal for a shift below 1.
     """
 
     def __init__(

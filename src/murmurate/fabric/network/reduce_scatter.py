@@ -1,9 +1,13 @@
 """Collectives directly between the members, over their connections, and encrypted if these are.
 
 Mean: member j receives the j-th share of every member's vector, takes the mean in the order of ranks, and
-sends it to all. So each of n members sends 2 (n - 1) / n vectors, and receives as many. A vector is divided
-into buckets, so that one can be added while others are in flight. Local peers (members on the same host) read
-their shares in one another's shared memory.
+sends it to all. So each of n members sends 2 (n - 1) / n vectors, and receives as many.
+
+Broadcast and gather: the root, or every member, sends its whole vector to all others. Under broadcast, the
+others send messages without a vector, which say that they take part.
+
+A vector is divided into buckets, so that one can be added while others are in flight. Local peers (members
+on the same host) read the payloads in one another's shared memory.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ class _Progress:
 
 
 class ReduceScatter:
-    """The ``Engine`` of one channel at one member."""
+    """The ``Engine`` of one channel at one member. count: numbers of a vector, N."""
 
     def __init__(
         self, endpoint: Endpoint, identity: bytes, count: int, dtype: torch.dtype, traffic: Traffic
@@ -82,7 +86,7 @@ class ReduceScatter:
         self._arrived.setdefault(frame.version, deque()).append((sender, frame))
 
     def _next_piece(self, attempt: Attempt) -> tuple[int, Frame] | None:
-        """Wait for the next piece: (sender, frame); None if the attempt should be aborted."""
+        """The next piece: (sender, frame). None at the deadline, or if the attempt should be aborted."""
         with self._endpoint.lock:
             waiting = self._arrived.setdefault(attempt.round, deque())
             self._endpoint.wait(
@@ -93,7 +97,7 @@ class ReduceScatter:
     # -- a round ------------------------------------------------------------------------------------
 
     def _begin(self, progress: _Progress) -> None:
-        """Send the others what they need of this member's vector."""
+        """Send the others what they need of this member's vector, and keep what it needs itself."""
         attempt = progress.attempt
         x = attempt.x
         if attempt.call != "mean" and x is not None:
@@ -110,7 +114,8 @@ class ReduceScatter:
                     self._post(attempt, [rank], "share", bucket, x[first:last])
 
     def _store_piece(self, progress: _Progress, sender: int, frame: Frame) -> bool:
-        """Store a piece; False if it does not belong to this round's call."""
+        """Store a piece, and send the mean of a share once all have arrived; False if the piece does not
+        belong to this round's call."""
         attempt, members, meta = progress.attempt, progress.attempt.members, frame.meta
         act, bucket, published = meta["act"], meta.get("bucket"), meta.get("published")
         if not isinstance(bucket, int) or not isinstance(published, int) or sender not in members:
