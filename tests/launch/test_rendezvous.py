@@ -93,7 +93,7 @@ def test_the_leaders_announcement_reaches_the_others_and_its_code_ends_them(serv
 def test_the_leader_does_not_wait_for_the_answer_of_a_rank_that_has_ended(server: TCPStore) -> None:
     leader, two = Rendezvous(around(server, 0, 3)), Rendezvous(around(server, 2, 3))
     two._enter(leader.epoch)
-    ended = dataclasses.replace(Process.this(), created=0.0)
+    ended = dataclasses.replace(Process.this(), created=0)
     leader.others = {
         rank: rendezvous.RankInfo("", process, "", "", True)
         for rank, process in ((1, ended), (2, Process.this()))
@@ -399,6 +399,13 @@ def test_a_process_that_ended_is_gone_even_before_it_is_reaped() -> None:
     assert Process(this_host(), mine.pid, mine.created - 5).is_gone() is True, "a later one of that number"
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and a zombie
-    assert Process(this_host(), child.pid, 0.0).is_gone() is True
+    assert Process(this_host(), child.pid, 0).is_gone() is True
     child.wait()
-    assert Process(this_host(), child.pid, 0.0).is_gone() is True
+    assert Process(this_host(), child.pid, 0).is_gone() is True
+
+
+def test_a_process_is_not_gone_because_the_systems_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Process.this()
+    # the start that psutil reports moves with the clock: it adds the boot time, which Linux derives from it
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 1e9)
+    assert mine.is_gone() is False

@@ -11,32 +11,52 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from murmurate.fabric.processes.shared_memory import MEMORY_NAME, SharedMemoryFile, open_memory
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process on one host. Its start time (``created``) distinguishes it from later ones with its pid."""
+    """One process on one host.
+
+    created: when it started, in clock ticks since the host's boot, which distinguishes it from later
+    processes with its pid. It does not depend on the system's clock, which may be set while the process runs.
+    """
 
     host: str
     pid: int
-    created: float
+    created: int
 
     @classmethod
     def this(cls) -> Process:
-        return cls(this_host(), os.getpid(), psutil.Process().create_time())
+        """The calling process."""
+        try:
+            _, created = _state_and_start(os.getpid())
+        except FileNotFoundError:  # without /proc nothing is compared, as ``host`` differs between processes
+            created = 0
+        return cls(this_host(), os.getpid(), created)
 
     def is_gone(self) -> bool | None:
         """Whether the process has ended (or is a zombie); None if it is on another host."""
         if self.host != this_host():
             return None
         try:
-            process = psutil.Process(self.pid)
-            return process.status() == psutil.STATUS_ZOMBIE or process.create_time() != self.created
-        except psutil.NoSuchProcess:
+            state, created = _state_and_start(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
             return True
+        return state in _ENDED or created != self.created
+
+
+_ENDED = (b"Z", b"X")  # states of a process that has ended: a zombie, or dead
+
+
+def _state_and_start(pid: int) -> tuple[bytes, int]:
+    """(state, start in clock ticks since boot) of a process, from ``/proc/<pid>/stat``.
+
+    Raises FileNotFoundError if there is none, and ProcessLookupError if it ends meanwhile.
+    """
+    # the second field, a name in parentheses, may itself contain spaces and parentheses
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return fields[0], int(fields[19])
 
 
 @dataclass(frozen=True)
