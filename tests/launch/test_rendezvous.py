@@ -388,6 +388,13 @@ def test_what_is_not_the_lent_memory_is_not_taken(tmp_path: Path) -> None:
     assert borrow(MemoryOffer("another host", offer.pid, offer.descriptor, offer.mark)) is None
     assert borrow(MemoryOffer(offer.host, offer.pid, offer.descriptor, offer.mark + 1)) is None
     assert borrow(MemoryOffer(offer.host, offer.pid, -1, offer.mark)) is None
+    other_file = SharedMemoryFile.create()
+    other_file.counters("run_state", (3,))
+    not_lent = MemoryOffer(offer.host, offer.pid, other_file.descriptor, offer.mark)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    assert borrow(not_lent) is None
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    other_file.close()
     memory_file.close()
     assert borrow(offer) is None
 

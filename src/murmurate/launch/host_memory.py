@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.shared_memory import MEMORY_NAME, SharedMemoryFile, open_memory
 
 
@@ -100,7 +101,11 @@ def borrow(offer: MemoryOffer) -> SharedMemoryFile | None:
     except OSError:
         return None
     memory_file = SharedMemoryFile(descriptor)
-    if int(memory_file.counters("mark", (1,))[0]) != offer.mark:
-        memory_file.close()
-        return None
-    return memory_file
+    try:
+        is_lent = int(memory_file.counters("mark", (1,))[0]) == offer.mark
+    except (FabricError, OSError):  # another memory file of that process; no room for the mapping
+        is_lent = False
+    if is_lent:
+        return memory_file
+    memory_file.close()
+    return None
