@@ -381,6 +381,24 @@ def test_a_joiner_that_falls_silent_while_it_joins_begins_again_so_that_runs_are
     assert scene.run_state.incarnation(1) == 2
 
 
+def test_a_joiner_that_is_silent_each_time_is_given_up() -> None:
+    scene = Scene("gala", restarts=1)
+    scene.live(0.5)
+    scene.die(1)
+    for _ in range(REJOINS + 2):
+        if scene.workers[1].ended:
+            break
+        scene.silent = set()
+        scene.run_state.mark_ready(1)
+        scene.live(0.2)
+        scene.silent = {1}  # as when its environment never ends its first reset
+        scene.live(CAP_SECONDS)
+        assert scene.workers[1].killed
+        scene.die(1)
+    assert scene.workers[1].ended
+    assert scene.run_state.incarnation(1) == 1 + REJOINS
+
+
 def test_the_last_living_replica_has_no_donor_to_be_restarted_from() -> None:
     scene = Scene("gala", replicas=2, restarts=5)
     scene.live(0.5)

@@ -17,12 +17,12 @@ from murmurate.training.coordinator import Coordinator
 
 REJOINS = 3  # how often a silent rank may be replaced; other deaths count against ``Run.restarts``
 OVER, EXCLUDED = "the run was over", "silent, and excluded"  # why a worker is killed
-RETRIED = "retried"  # why a joiner is killed in order to be started again
+RETRIED = "retried"  # why a joiner is killed whose donor may have died; it is started again
 
 
 class FailureDetector:
-    """Follows the heartbeats of one run's members, and updates its membership. Call ``poll`` a few times a
-    second.
+    """Follows the heartbeats of one run's members, kills silent ones, and lets new ones join. Call ``poll`` a
+    few times a second.
 
     start_again: function that starts a new process for a rank whose last one has ended; the new process waits
     for a peer's state.
@@ -136,7 +136,7 @@ class FailureDetector:
             return
         joiner = self.workers.by_rank[request.joiner]
         if self._heartbeats.is_silent(request.joiner) and not joiner.killed_because:
-            joiner.kill(RETRIED)  # it must not take long to join, as no checkpoint is made meanwhile
+            joiner.kill(EXCLUDED)  # it must not take long to join, as no checkpoint is made meanwhile
         if self.run_state.has_transferred(request.donor, request.number):
             return
         if self.run.strategy.synchronous:
