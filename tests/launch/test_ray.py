@@ -24,7 +24,7 @@ from launch.test_inline import params
 from launch.test_torchrun import _SHORT, alone, same
 from murmurate.errors import MissingExtra
 from murmurate.fabric.processes.run_state import RunState
-from murmurate.launch import launcher
+from murmurate.launch import launcher, ray_cluster
 from murmurate.launch.ray import RayJob
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
@@ -173,6 +173,22 @@ def test_a_cluster_without_room_is_a_refusal(cluster: str, tmp_path: Path) -> No
         assert command.wait() == 2, command.said()
         assert "found no room for 4 members" in command.said()
         assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("length", [30, 40])
+def test_rays_sockets_fit_whatever_the_folder_of_temporary_files(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as parent:
+        folder = Path(f"{parent}/".ljust(length, "x"))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with ray_cluster.cluster(1) as ray:
+            assert ray.is_initialized()
+        assert not list(folder.iterdir())
 
 
 # -- deaths -----------------------------------------------------------------------------------------------

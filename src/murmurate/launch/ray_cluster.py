@@ -19,7 +19,9 @@ from murmurate.plugins import IMPORTS
 from murmurate.training.run import Run
 
 _PLACE_SECONDS = 60.0  # how long to wait for the cluster to reserve resources
-_LONGEST_FOLDER = 40  # length of the longest path of temporary files in which Ray's sockets fit
+# Longest path, in bytes, of the folder of temporary files: a socket's path may have 107, and 77 of them are
+# "/mray" and 8 characters, "/session_", date, time and process id (43 in all), and "/sockets/plasma_store".
+_LONGEST_FOLDER = 30
 _RAY_UNITS = 10_000  # the smallest share of a resource that Ray counts is 1/10,000
 
 
@@ -46,8 +48,7 @@ def cluster(cores_needed: int) -> Iterator[Any]:
         if address := os.environ.get("RAY_ADDRESS"):
             _connect(ray, address)
         else:
-            # a short path, as Ray puts sockets below it, whose paths have at most 107 bytes
-            parent = None if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
+            parent = None if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER else "/tmp"
             temp_folder = tempfile.mkdtemp(prefix="mray", dir=parent)
             cores = max(psutil.cpu_count() or 1, cores_needed)
             ray.init(
