@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from murmurate.launch.ray_actor import _placed
-from murmurate.launch.ray_cluster import bundle
+from murmurate.launch.ray_cluster import bundle, place
 from murmurate.recipes import recipe
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
@@ -58,3 +60,17 @@ def test_an_actor_works_on_the_gpu_that_it_is_shown_and_a_centre_on_the_processo
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "" if device == "cpu" else "1")
     assert str(_placed(_run(2, TWO, "parameter-server"), rank).device(rank)) == device
+
+
+def test_resources_are_given_back_if_the_wait_for_them_is_interrupted() -> None:
+    def interrupted(timeout_seconds: float) -> bool:
+        raise KeyboardInterrupt
+
+    removed: list[Any] = []
+    group = SimpleNamespace(wait=interrupted)
+    util = SimpleNamespace(
+        placement_group=lambda bundles, strategy: group, remove_placement_group=removed.append
+    )
+    with pytest.raises(KeyboardInterrupt):
+        place(SimpleNamespace(util=util), [{"CPU": 1.0}], use_fewer="replicas")
+    assert removed == [group]

@@ -109,7 +109,12 @@ def place(ray: Any, bundles: Sequence[dict[str, float]], *, use_fewer: str) -> A
     use_fewer: what the message of the Refusal advises to use fewer of.
     """
     group = ray.util.placement_group(list(bundles), strategy="PACK")
-    if not group.wait(timeout_seconds=_PLACE_SECONDS):
+    try:
+        is_placed = group.wait(timeout_seconds=_PLACE_SECONDS)
+    except BaseException:  # as by Ctrl-C: in a cluster that goes on, the resources would stay reserved
+        ray.util.remove_placement_group(group)
+        raise
+    if not is_placed:
         ray.util.remove_placement_group(group)
         free = {kind: ray.available_resources().get(kind, 0) for bundle in bundles for kind in bundle}
         raise Refusal(
