@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -31,6 +33,12 @@ def test_regret_matching_is_in_proportion_to_positive_advantages(
     torch.testing.assert_close(regret_matching(torch.tensor(advantage)), torch.tensor(policy))
     stacked = regret_matching(torch.tensor([[advantage, advantage]]))
     torch.testing.assert_close(stacked, torch.tensor([[policy, policy]]))
+
+
+def test_advantages_below_the_smallest_normal_number_also_give_probabilities() -> None:
+    torch.set_flush_denormal(False)  # another test may have left it on
+    advantage = torch.tensor([1e-39, 3e-39])
+    torch.testing.assert_close(regret_matching(advantage), torch.tensor([0.25, 0.75]), rtol=1e-3, atol=0)
 
 
 def test_regret_matching_passes_no_gradient() -> None:
@@ -115,7 +123,8 @@ def test_where_states_look_alike_the_policy_takes_the_better_action_of_both() ->
     [
         (lambda: regret_matching(torch.tensor(1.0)), r"shaped \[..., A\]"),
         (lambda: importance_weights(torch.ones(1, 2), torch.ones(2, 1), clip=1.0), "shaped"),
-        (lambda: importance_weights(torch.ones(1, 2), torch.ones(1, 2), clip=-1.0), "not negative"),
+        (lambda: importance_weights(torch.ones(1, 2), torch.ones(1, 2), clip=-1.0), "at least 0"),
+        (lambda: importance_weights(torch.ones(1, 2), torch.ones(1, 2), clip=math.nan), "at least 0"),
         (
             lambda: sequence_returns(
                 torch.ones(2, 3), torch.ones(3), torch.ones(3), torch.ones(3), discount=0.9

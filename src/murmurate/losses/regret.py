@@ -32,7 +32,7 @@ def regret_matching(advantage: Tensor) -> Tensor:
         positive = advantage.clamp(min=0)
         total = positive.sum(-1, keepdim=True)
         uniform = torch.full_like(positive, 1.0 / advantage.shape[-1])
-        return torch.where(total > 0, positive / total.clamp(min=torch.finfo(total.dtype).tiny), uniform)
+        return torch.where(total > 0, positive / total, uniform)
 
 
 def importance_weights(pi_t: Tensor, mu_t: Tensor, *, clip: float) -> Tensor:
@@ -53,8 +53,8 @@ def importance_weights(pi_t: Tensor, mu_t: Tensor, *, clip: float) -> Tensor:
     """
     check_rank(2, pi_t=pi_t)
     check_shape(pi_t.shape, "pi_t", mu_t=mu_t)
-    if clip < 0:
-        raise ValueError(f"clip is {clip}; an importance weight is not negative")
+    if not clip >= 0:  # also NaN
+        raise ValueError(f"clip must be at least 0, but it is {clip}")
     return (pi_t / mu_t).clamp(max=clip).detach()
 
 
