@@ -155,6 +155,24 @@ def test_a_prediction_is_that_of_one_elite_for_each_row():
     assert set(by) == {1, 3}
 
 
+def test_elites_predict_equally_many_rows_or_one_more():
+    generator = torch.Generator().manual_seed(0)
+    ensemble = DynamicsEnsemble(4, 2, members=5, elites=5, layers=2, hidden=8, generator=generator)
+    with torch.no_grad():
+        for number, bias in enumerate(ensemble.net.biases[-1]):
+            bias.fill_(100.0 * number)  # far more than what the inputs make of it
+
+    def elites_of(rows):
+        mean, _ = ensemble.predict(drawn(rows, 4), generator)
+        return (mean[:, 0] / 100).round().int().tolist()
+
+    for rows in (6, 8, 11):
+        chosen = elites_of(rows)
+        counts = [chosen.count(elite) for elite in range(5)]
+        assert max(counts) - min(counts) <= 1, counts
+    assert {elites_of(1)[0] for _ in range(50)} == set(range(5)), "each elite may get the only row"
+
+
 def test_an_interrupted_fit_leaves_everything_as_it_was():
     inputs, targets, _, _ = linear_system(300)
     one, other = (DynamicsModel(SMALL, CONTEXT, 3, 2) for _ in range(2))

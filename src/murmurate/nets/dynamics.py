@@ -12,11 +12,11 @@ from murmurate.nets.batched_mlp import BatchedMLP, truncated_normal_
 class DynamicsEnsemble(nn.Module):
     """E nets that predict means and log variances of D numbers from I inputs, which are standardised.
 
-    The parameters ``low`` and ``high`` [D] are for bounding the log variances
-    (``losses.gaussian_nll.soft_bounds``). elites: how many members are used for predictions; the buffer
-    ``elite`` contains their indices.
+    inputs, outputs: I and D. members: E. elites: how many members are used for predictions; the buffer
+    ``elite`` contains their indices. layers, hidden: number and width of the hidden layers. The parameters
+    ``low`` and ``high`` [D] are for bounding the log variances (``losses.gaussian_nll.soft_bounds``).
 
-    Raises ``ValueError`` for more elites than members.
+    Raises ``ValueError`` unless there are at least one elite and as many members as elites.
     """
 
     input_mean: Tensor
@@ -35,7 +35,7 @@ class DynamicsEnsemble(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        if elites > members:
+        if not 1 <= elites <= members:
             raise ValueError(f"{elites} elites cannot be chosen from {members} members")
         widths = (inputs, *[hidden] * layers, 2 * outputs)
         self.net = BatchedMLP(members, widths, F.silu, initialize=truncated_normal_, generator=generator)
@@ -47,7 +47,8 @@ class DynamicsEnsemble(nn.Module):
 
     @torch.no_grad()
     def standardise_by(self, mean: Tensor, variance: Tensor) -> None:
-        """Use these statistics [I] of the inputs from now on; inputs that hardly vary are not scaled."""
+        """Use these statistics [I] of the inputs from now on. Inputs whose standard deviation is below 1e-6
+        are not scaled."""
         scale = variance.clamp_min(0).sqrt()
         self.input_mean.copy_(mean)
         self.input_scale.copy_(torch.where(scale < 1e-6, torch.ones_like(scale), scale))
@@ -62,22 +63,28 @@ class DynamicsEnsemble(nn.Module):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Means and unbounded log variances [B, D], each row predicted by one elite.
+        """Means and unbounded log variances [B, D] from raw inputs [B, I], each row predicted by one elite.
 
-        Differs: elites are not drawn independently for each row, but a random permutation gives each elite an
-        equal share of the rows, so that no row is computed more than once.
+        generator: draws by which one. Differs: elites are not drawn independently for each row. The shuffled
+        rows are dealt out to the shuffled elites, whose numbers of rows differ by at most 1, so that no elite
+        has to compute all rows.
         """
         size, elites = len(inputs), len(self.elite)
-        order = torch.randperm(size, generator=generator, device=generator.device).to(inputs.device)
+        order, elite_order = (
+            torch.randperm(count, generator=generator, device=generator.device).to(inputs.device)
+            for count in (size, elites)
+        )
+        members = self.elite[elite_order]
         rows_each = -(-size // elites)
-        # the rows may not fill the last elite's share: the first rows of ``order`` are then repeated
-        rows = order[torch.arange(rows_each * elites, device=order.device) % size].view(elites, rows_each)
+        # an elite that gets one row fewer than others repeats another row, whose second result is dropped
+        places = torch.arange(rows_each * elites, device=order.device)
+        rows = order[places % size].view(rows_each, elites).T
         x = self.standardised(inputs)[rows]
         for layer, (weight, bias) in enumerate(zip(self.net.weights, self.net.biases, strict=True)):
-            x = torch.baddbmm(bias[self.elite], x, weight[self.elite])
+            x = torch.baddbmm(bias[members], x, weight[members])
             if layer < len(self.net.weights) - 1:
                 x = self.net.activation(x)
         output = torch.empty(size, x.shape[-1], dtype=x.dtype, device=x.device)
-        output[order] = x.flatten(0, 1)[:size]
+        output[order] = x.transpose(0, 1).flatten(0, 1)[:size]
         mean, log_variance = output.chunk(2, -1)
         return mean, log_variance
