@@ -110,6 +110,18 @@ def test_a_frozen_generator_makes_the_same_image_whatever_is_beside_it(spectral)
     torch.testing.assert_close(again(noise, label), generator(noise, label), rtol=1e-3, atol=1e-3)
 
 
+def test_a_generator_with_statistics_over_replicas_can_be_frozen():
+    def role(member):
+        net = generator_of()
+        net.normalize_over(Group(TensorExchange(member)).gather)
+        frozen = net.frozen([inputs(8)])
+        assert all(norm.gather is not None for norm in net.norms)
+        return frozen(*inputs(2)).detach()
+
+    for images in SimulatedFabric(2, seed=0, coroutines="threads").run([role] * 2):
+        torch.testing.assert_close(images, generator_of().frozen([inputs(8)])(*inputs(2)))
+
+
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_the_mean_gradient_of_replicas_is_that_of_the_joined_batch(replicas):
     """With batch statistics over all replicas, so the total batch alone matters."""

@@ -135,8 +135,8 @@ class Generator(nn.Module):
 
         Source: the standing statistics of Brock et al. 2019.
         """
-        net = copy.deepcopy(self)
-        net.normalize_over(None)
+        # None in place of ``gather``, as a group of replicas cannot be copied
+        net = copy.deepcopy(self, {id(self.norm.gather): None})
         normalized(net)
         sums = {norm: torch.zeros(2, norm.gain.shape[1], dtype=torch.float64) for norm in net.norms}
 
