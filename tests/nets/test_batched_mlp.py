@@ -67,7 +67,7 @@ def test_initial_weights(initialize, bound, std):
 
 def test_bad_shapes_are_refused():
     net = build(torch.relu)
-    for shape in ((2, 6), (5,), (1, 4, 2, 5)):
+    for shape in ((2, 6), (5,), (1, 4, 2, 5), (3, 2, 5), ()):
         with pytest.raises(ValueError, match="must be"):
             net(torch.zeros(shape))
     for members, sizes in ((0, SIZES), (2, (5,)), (2, (5, 0))):

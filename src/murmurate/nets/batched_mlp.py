@@ -31,8 +31,8 @@ class BatchedMLP(nn.Module):
     """``members`` MLPs with weights of their own, as twin critics and ensembles need.
 
     sizes: widths from the input to the output, at least two. activation: applied after every layer but the
-    last. initialize: initializes the weights of a layer. generator: generator of all weights, which are drawn
-    in float32 on its device.
+    last. initialize: draws the weights and biases of a layer (see ``Initialize``). generator: generator of
+    all of them, on whose device they are drawn.
 
     Raises ``ValueError`` if there is no member, fewer than two sizes, or one below 1.
     """
@@ -48,7 +48,9 @@ class BatchedMLP(nn.Module):
     ) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1 or members < 1:
-            raise ValueError(f"{members} MLPs of widths {list(sizes)}: each needs two widths of 1 or more")
+            raise ValueError(
+                f"{members} MLPs of widths {list(sizes)}: give at least one MLP and two widths of 1 or more"
+            )
         self.members, self.in_features, self.out_features = members, sizes[0], sizes[-1]
         self.activation = activation
         pairs = list(pairwise(sizes))
@@ -65,14 +67,14 @@ class BatchedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [B, in], the same for all members, or [E, B, in], to results [E, B, out]; each layer
-        computes in the dtype of its weight."""
-        if x.shape[-1] != self.in_features or x.ndim not in (2, 3):
+        computes in the dtype of its weight. Raises ValueError for another shape."""
+        members, width = self.members, self.in_features
+        if x.ndim not in (2, 3) or x.shape[-1] != width or (x.ndim == 3 and len(x) != members):
             raise ValueError(
-                f"an input must be [B, {self.in_features}] or [E, B, {self.in_features}], but "
-                f"it has shape {list(x.shape)}"
+                f"an input must be [B, {width}] or [{members}, B, {width}], but it has shape {list(x.shape)}"
             )
         if x.ndim == 2:
-            x = x.expand(self.members, *x.shape)
+            x = x.expand(members, *x.shape)
         last = len(self.weights) - 1
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = torch.baddbmm(bias, x.to(weight.dtype), weight)
