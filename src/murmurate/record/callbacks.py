@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +71,7 @@ class Callback:
 _METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
-def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
+def checked(callbacks: Iterable[Any]) -> tuple[Any, ...]:
     """``callbacks`` as a tuple; they need not inherit from ``Callback``.
 
     Raises Refusal for a callback outside of a list, one that has none of the methods of ``Callback``, or an
@@ -79,12 +79,14 @@ def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
     """
     if not isinstance(callbacks, Iterable):
         raise Refusal(f"callbacks is a {type(callbacks).__name__}: pass a list, as in callbacks=[...].")
+    callbacks = tuple(callbacks)  # a generator can be read only once
     for callback in callbacks:
         name = type(callback).__name__
-        methods = [method for method in dir(callback) if method.startswith("on_")]
         if isinstance(callback, type):
             name = callback.__name__
             raise Refusal(f"{name} is a class: pass an object of it, as in callbacks=[{name}()].")
+        names = [method for method in dir(callback) if method.startswith("on_")]
+        methods = [method for method in names if callable(getattr(callback, method, None))]
         if not methods:
             raise Refusal(f"{name} is no callback: it has none of the methods {', '.join(_METHODS)}.")
         for method in methods:
@@ -92,7 +94,7 @@ def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
                 similar = difflib.get_close_matches(method, _METHODS, n=1)
                 hint = f"Did you mean {similar[0]}?" if similar else f"There are {', '.join(_METHODS)}."
                 raise Refusal(f"{name}.{method} would never be called. {hint}")
-    return tuple(callbacks)
+    return callbacks
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,8 @@ def current_watch() -> Watch:
 class Callbacks:
     """The callbacks of one run.
 
-    since_seconds: ``time_seconds`` from which records are passed on; earlier ones were written before a
-    resume. error: exception of the first method that raised. failure: a sentence about that exception.
+    since_seconds: only records of a later ``time_seconds`` are passed on, as others were written before a
+    resume; 0: all. error: exception of the first method that raised. failure: a sentence about it.
     """
 
     def __init__(self, callbacks: Iterable[Any], since_seconds: float = 0.0) -> None:
@@ -164,12 +166,13 @@ class Callbacks:
 
     def _call_all(self, method: str, argument: Any) -> str:
         why = ""
-        for callback in list(self._callbacks):
+        for callback in self._callbacks:
             name = f"{type(callback).__name__}.{method}"
             try:
                 returned = getattr(callback, method, lambda _: None)(argument)
             except Exception as error:
-                self._callbacks.remove(callback)
+                # by identity: callbacks may be equal, or not comparable
+                self._callbacks = [other for other in self._callbacks if other is not callback]
                 if self.error is None:
                     self.error = error
                     self.failure = f"the callback {name} raised {type(error).__name__}: {error}"
