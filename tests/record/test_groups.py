@@ -133,6 +133,15 @@ def test_the_line_of_several_replicas_counts_their_updates(tmp_path: Path) -> No
     assert groups.bytes_per_update(run) == 1280 / (32 * 20)
 
 
+def test_counts_that_are_unknown_or_no_numbers_do_not_break_a_page(tmp_path: Path) -> None:
+    records = [line(t, 0, updates=None, bytes_exchanged=10) for t in (1.0, 2.0)]
+    assert groups.bytes_per_update(open_run(a_run(tmp_path / "null", records, {"name": "gala"}))) is None
+    records = [line(1.0, 0, bytes_exchanged=10), line(2.0, 0, joined_replicas="all", bytes_exchanged=10)]
+    folder = a_run(tmp_path / "text", records, {"name": "gala"})
+    with pytest.warns(UserWarning, match="left out 1 damaged of 2 lines"):
+        assert groups.bytes_per_update(open_run(folder)) == 1.0
+
+
 def test_runs_in_several_places_are_one_group(tmp_path: Path) -> None:
     places = ({"launcher": "local", "loggers": []}, {"launcher": "ray", "imports": ["mine"]})
     folders = [

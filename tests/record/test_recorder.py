@@ -283,6 +283,8 @@ def test_a_file_that_cannot_be_opened_is_a_sentence_too(tmp_path: Path) -> None:
         {"staleness_counts": {"x": 1}},
         {"gradient_cosine": ["1"]},
         {"not_finite": [1]},
+        {"joined_replicas": "all"},
+        {"snapshot_seconds": "1"},
         {"message": "\ud800"},
     ],
 )

@@ -332,6 +332,14 @@ def test_rounding_is_no_disagreement(tmp_path: Path) -> None:
     )
 
 
+_HEADLINE = {"metric": "m", "title": "M", "label": "m", "text": ""}
+
+
+def add_to_run(folder: Path, **fields) -> None:
+    path = folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
@@ -341,6 +349,7 @@ def test_rounding_is_no_disagreement(tmp_path: Path) -> None:
         (lambda d: (d / "run.json").write_text('{"name": "x"}'), "names no recipe"),
         (lambda d: (d / "run.json").write_text("[]"), "holds no JSON object"),
         (lambda d: (d / "summary.json").write_text("{"), "cannot be read"),
+        (lambda d: add_to_run(d, headline=_HEADLINE | {"spread": ["m"]}), "headline is"),
         (lambda d: (d / "metrics.jsonl").write_text(""), "no records yet; wait .* murmurate resume"),
     ],
 )

@@ -219,7 +219,7 @@ def bytes_per_update(run: RecordedRun) -> float | None:
     """Bytes of all members divided by updates of all replicas."""
     # the line of several replicas has the median of their updates
     lines = [history[-1] for history in run.histories.values()]
-    total = sum(int(line.get("updates", 0)) * int(line.get("joined_replicas", 1)) for line in lines)
+    total = sum(int(line.get("updates") or 0) * int(line.get("joined_replicas") or 1) for line in lines)
     exchanged = bytes_exchanged(run)
     return exchanged / total if exchanged is not None and total else None
 

@@ -27,7 +27,7 @@ def is_sound(record: Any) -> bool:
 def first_unsound(fields: Mapping[str, Any], kinds: Kinds) -> str | None:
     """The name of the first field whose value is neither None nor of the field's kind; None if all are sound.
 
-    A field without a kind may have any value but a number too large to compute with.
+    A field without a kind may have any value but a number that is not finite, or too large to compute with.
     """
     for name, value in fields.items():
         if value is None:
@@ -41,6 +41,7 @@ def first_unsound(fields: Mapping[str, Any], kinds: Kinds) -> str | None:
 
 
 def is_number(value: Any) -> bool:
+    """Whether ``value`` is a finite number below 1e300."""
     return isinstance(value, (int, float)) and abs(value) < _LARGEST
 
 
@@ -121,10 +122,13 @@ def _is_natural(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value < 2**63
 
 
+_CURVE_TEXTS = ("metric", "title", "label", "text")
+
+
 def _is_curve(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _is_text(value.get(name)) for name in ("metric", "title", "label", "text")
-    )
+    if not isinstance(value, dict) or not all(_is_text(value.get(name)) for name in _CURVE_TEXTS):
+        return False
+    return _is_text(value.get("spread") or "")  # runs of earlier versions lack it
 
 
 _RECORD: Kinds = {
@@ -133,6 +137,8 @@ _RECORD: Kinds = {
     "member": _is_rank,
     "env_steps": _is_count,
     "updates": _is_count,
+    "joined_replicas": _is_count,
+    "snapshot_seconds": _is_time,
     "kind": _is_text,
     "event": _is_text,
     "message": _is_text,
