@@ -191,9 +191,8 @@ def test_reference_return_and_when_it_was_reached(tmp_path: Path) -> None:
     found = grouped(runs)
     value, why = groups.reference_return(found)
     assert (value, why) == (480.0, "reached by at least half of the strategies")
-    assert groups.reaches(runs[0], value, "time_seconds") is None
-    assert groups.reaches(runs[2], value, "time_seconds") == pytest.approx(9.6, rel=1e-9)
-    assert groups.reaches(runs[2], value, "total_env_steps") == pytest.approx(960, rel=1e-9)
+    assert groups.reaches(runs[0], value) is None
+    assert groups.reaches(runs[2], value) == pytest.approx((960, 9.6), rel=1e-9)
     asked = open_run(a_run(tmp_path / "d", rising(9.0), {"name": "d"}, stop_at_return=400.0))
     assert groups.reference_return(grouped([*runs, asked]))[0] == 400.0
     cells = [row["cells"][5] for row in comparison.table(found)["rows"]]
@@ -202,6 +201,16 @@ def test_reference_return_and_when_it_was_reached(tmp_path: Path) -> None:
     negative = [line(1.0, 0, return_mean=-20.7)]
     low = open_run(a_run(tmp_path / "e", negative, {"name": "e"}, replicas=1))
     assert groups.reference_return(grouped([low]))[0] == -21.0
+
+
+def test_a_peak_of_the_return_is_reached_at_its_env_steps_and_its_time(tmp_path: Path) -> None:
+    """Of the points at which curves are computed, one is at the peak by env steps, and none is by time."""
+    points = ((1.0, 1000, 0.0), (2.0, 2000, 100.0), (10.0, 4990, 0.0))
+    records = [line(t, 0, env_steps=steps, return_mean=mean) for t, steps, mean in points]
+    strategy = {"name": "solo"}
+    run = open_run(a_run(tmp_path / "run", records, strategy, replicas=1, stop_at_return=100.0))
+    (row,) = comparison.table(grouped([run]))["rows"]
+    assert row["cells"][5] == ("2,000", "2 s")
 
 
 def test_the_table_of_a_group_by_hand(tmp_path: Path) -> None:

@@ -93,13 +93,12 @@ def _reached(group: RunGroup, reference: float | None) -> Cell:
     """Median env steps and seconds at which the runs first had a mean return of ``reference``."""
     if reference is None:
         return _NONE, ""
-    steps = group.values(lambda run: groups.reaches(run, reference, "total_env_steps"))
-    seconds = group.values(lambda run: groups.reaches(run, reference, "time_seconds"))
-    if not steps:
+    reached = [where for run in group.runs if (where := groups.reaches(run, reference)) is not None]
+    if not reached:
         return "not reached", ""
-    of_runs = "" if len(steps) == len(group.runs) else f" ({len(steps)} of {len(group.runs)} runs)"
-    median_seconds = number_text(statistics.median(seconds))
-    return number_text(round(statistics.median(steps))), f"{median_seconds} s{of_runs}"
+    steps, seconds = (statistics.median(values) for values in zip(*reached, strict=True))
+    of_runs = "" if len(reached) == len(group.runs) else f" ({len(reached)} of {len(group.runs)} runs)"
+    return number_text(round(steps)), f"{number_text(seconds)} s{of_runs}"
 
 
 def _staleness(group: RunGroup) -> Cell:

@@ -245,9 +245,10 @@ def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
     return math.floor(reached / step) * step, "reached by at least half of the strategies"
 
 
-def reaches(run: RecordedRun, value: float, axis: Axis) -> float | None:
-    """Where on ``axis`` the run's mean return is first at least ``value``; None if it never is."""
-    mean = run.mean("return_mean", axis)
+def reaches(run: RecordedRun, value: float) -> tuple[float, float] | None:
+    """The env steps of all replicas, and the seconds, at which the run's mean return is first at least
+    ``value``; None if it never is."""
+    mean = run.mean("return_mean", "total_env_steps")
     if mean is None:
         return None
     x, y = mean
@@ -256,4 +257,5 @@ def reaches(run: RecordedRun, value: float, axis: Axis) -> float | None:
         return None
     after = int(reached[0])
     before = max(after - 1, 0)  # y rises between these two, so x can be interpolated over y
-    return float(np.interp(value, y[[before, after]], x[[before, after]]))
+    env_steps = np.interp([value], y[[before, after]], x[[before, after]])
+    return float(env_steps[0]), float(run.seconds_at(env_steps)[0])

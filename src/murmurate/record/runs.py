@@ -216,6 +216,11 @@ class RecordedRun:
         """Env steps of all replicas together at each of ``times`` [K], linear between records."""
         return np.interp(times, *self._all_env_steps)
 
+    def seconds_at(self, env_steps: Array) -> Array:
+        """The inverse of ``total_env_steps``: the time of each of ``env_steps`` [K]."""
+        times, totals = self._all_env_steps
+        return np.interp(env_steps, totals, times)
+
     def total_bytes(self, times: Array) -> Array:
         """Bytes exchanged by all members together, the centre included, at each of ``times`` [K]."""
         return np.interp(times, *self._all_bytes)
