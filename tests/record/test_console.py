@@ -101,6 +101,17 @@ def test_silence_nan_and_the_end_are_shown() -> None:
     assert cells(text, "1")[1] == "finished"
 
 
+def test_the_silence_of_a_replica_ends_with_a_resume() -> None:
+    records = [
+        row(10, 0, 100),
+        event(12, "silent", "replica 0 has sent no heartbeat for 2.0 s", member=0),
+        event(14, "resumed", "resumed at 100 env steps"),
+        row(16, 0, 160),
+    ]
+    assert cells(show(100, records[:2], elapsed=13), "0")[1:3] == ["silent", "3s"]
+    assert cells(show(100, records, elapsed=17), "0")[1] == "running"
+
+
 def test_a_target_of_seconds_gives_an_eta_too() -> None:
     assert "ETA 0:05:00" in show(80, a_run(), target_seconds=400.0)
 

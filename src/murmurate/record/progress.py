@@ -97,12 +97,13 @@ class Progress:
             self._totals = deque([(self.seconds, self.env_steps)])
             for replica in self.replicas:
                 replica.dead, replica.finished, replica.death = False, False, ""
+                replica.silent = False  # of the process before the resume
         return True
 
     def _replica_record(self, replica: ReplicaProgress, record: Mapping[str, Any]) -> None:
         replica.latest.update({key: value for key, value in record.items() if value is not None})
         self._episodes.extend(pair[0] for pair in record.get("episode_returns") or () if pair[0] is not None)
-        for key in record.get("not_finite", ()):
+        for key in record.get("not_finite") or ():
             replica.latest[key] = math.nan
         if self._totals and self._totals[-1][0] == self.seconds:
             self._totals.pop()
