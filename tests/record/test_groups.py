@@ -85,6 +85,18 @@ def test_seeds_make_a_group_and_labels_name_just_what_differs(tmp_path: Path) ->
     assert [g.label for g in grouped([more[0], none])] == ["gala, simulators 8", "gala"]
 
 
+def test_groups_that_differ_by_a_setting_that_one_lacks_are_told_apart_by_their_folders(
+    tmp_path: Path,
+) -> None:
+    settings = ({}, {"parts": [1]}, {"parts": [1], "compression": "none"})  # as of three versions
+    folders = [
+        a_run(tmp_path / str(version) / "seed-0", [line(1.0, 0)], {"name": "gala"}, **more)
+        for version, more in enumerate(settings)
+    ]
+    labels = [group.label for group in grouped([open_run(folder) for folder in folders])]
+    assert labels == [f"gala ({folder})" for folder in folders]
+
+
 def test_curve_is_the_mean_over_runs_where_all_have_records(tmp_path: Path) -> None:
     first = [line(t, i, return_mean=10.0 * t) for t in (1.0, 5.0) for i in (0, 1)]
     second = [line(t, i, return_mean=4.0 * t) for t in (2.0, 4.0) for i in (0, 1)]

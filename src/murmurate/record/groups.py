@@ -108,18 +108,18 @@ def only_run(groups: Sequence[RunGroup]) -> RecordedRun | None:
 def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """``runs`` in groups, in the order of the groups' first runs.
 
-    A group's label is its strategy's name and those settings that differ between the groups.
+    A group's label is its strategy's name and those settings that differ between the groups; if that is also
+    the label of another group, with the folder of its first run.
     """
     by_settings: dict[str, list[RecordedRun]] = {}
     for run in runs:
         by_settings.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
     all_settings = [json.loads(key) for key in by_settings]
     labels = [_label(settings, all_settings) for settings in all_settings]
-    for index, members in enumerate(by_settings.values()):
-        if labels.count(labels[index]) > 1:  # they differ by a setting that one of them lacks
-            labels[index] += f" ({members[0].folder.name})"
+    counts = Counter(labels)
     return [
-        RunGroup(label, index, tuple(members))
+        # groups of one label differ by a setting that one of them lacks
+        RunGroup(label if counts[label] == 1 else f"{label} ({members[0].folder})", index, tuple(members))
         for index, (label, members) in enumerate(zip(labels, by_settings.values(), strict=True))
     ]
 
