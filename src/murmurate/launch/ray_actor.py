@@ -42,7 +42,7 @@ class WorkerActor:
         return WorkerInfo(Process.this(), socket.gethostname(), memory_file is not None)
 
     def run_member(self, run: Run, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
-        """Execute the part of ``rank`` in ``run``, to its end or to the next epoch (see
+        """Execute the part of ``rank`` in ``run``, to its end or to the next epoch; returns how it ended (see
         ``murmurate.launch.role.run_member``).
 
         store: host and port of the launcher's store.

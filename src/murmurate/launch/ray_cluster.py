@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,7 +36,10 @@ def import_ray() -> Any:
 @contextlib.contextmanager
 def cluster(cores_needed: int) -> Iterator[Any]:
     """Ray, connected to a cluster: the one to which this process is connected already; else the one at
-    RAY_ADDRESS; else a new one on this host, which claims to have at least ``cores_needed`` cores."""
+    RAY_ADDRESS; else a new one on this host, which claims to have at least ``cores_needed`` cores.
+
+    Raises MissingExtra where Ray is not installed, and Refusal if there is no cluster at RAY_ADDRESS.
+    """
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -118,7 +120,7 @@ def place(ray: Any, bundles: Sequence[dict[str, float]], *, use_fewer: str) -> A
         ray.util.remove_placement_group(group)
         free = {kind: ray.available_resources().get(kind, 0) for bundle in bundles for kind in bundle}
         raise Refusal(
-            f"the cluster at {socket.gethostname()} found no room for {len(bundles)} members of "
+            f"the Ray cluster found no room for {len(bundles)} members of "
             f"{' or '.join(dict.fromkeys(map(str, bundles)))} each within {_PLACE_SECONDS:g} s; "
             f"free are {free}. Use fewer {use_fewer}, or add nodes."
         )

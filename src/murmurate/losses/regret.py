@@ -112,7 +112,7 @@ def cumulative_target(
     Args:
         g_t: returns [B] (``sequence_returns``).
         advantage_tm1: phi, the cumulative advantage A+ of the previous iteration for the chosen action [B].
-        r_t: first reward of each sequence [B], given together with w_t.
+        r_t: first reward of each sequence [B]; read only with w_t, which needs it.
         w_t: importance weight of each sequence's first step [B]; None: 1.
 
     Returns:

@@ -39,7 +39,7 @@ def generalized_advantages(
         v_t: V of the observation each step started from [T, B].
         terminated_t: bool [T, B].
         truncated_t: bool [T, B].
-        last_value: V of the observation after step T [B]; ignored where the last step ended an episode.
+        last_value: V of the observation after step T [B]; any finite number where that step ended an episode.
         truncated_value: V of the final observation [T, B], read only where truncated; None if no step was
             truncated.
         discount: per step, in [0, 1].
@@ -49,7 +49,7 @@ def generalized_advantages(
         A [T, B], without gradient, of ``r_t``'s dtype.
 
     Raises:
-        ValueError: on a wrong rank, shape or dtype, or a truncated step without its value.
+        ValueError: on a wrong rank, shape, dtype, discount or lambda_, or a truncated step without its value.
     """
     bootstrapped, discount_t = bootstrapped_rewards(
         r_t, v_t, terminated_t, truncated_t, last_value, truncated_value, discount=discount
@@ -62,6 +62,7 @@ def generalized_advantages(
 
 
 def check_lambda(lambda_: float) -> None:
+    """Raise ``ValueError`` unless ``lambda_`` is in [0, 1]."""
     if not 0.0 <= lambda_ <= 1.0:
         raise ValueError(f"lambda_ must be in [0, 1], but it is {lambda_}")
 
@@ -80,7 +81,7 @@ def bootstrapped_rewards(
 
     At a truncated step the reward includes the discounted value of the final observation. Where an episode
     ends, the discount is 0. Both are without gradient. Arguments and exceptions are those of
-    ``generalized_advantages``; discount may also be a tensor [T, B].
+    ``generalized_advantages``; discount may also be a tensor [T, B], whose values are not checked.
     """
     check_rank(2, r_t=r_t)
     check_shape(r_t.shape, "r_t", v_t=v_t, terminated_t=terminated_t, truncated_t=truncated_t)
@@ -104,7 +105,7 @@ def bootstrapped_rewards(
 
 
 def discounted_sums(delta_t: Tensor, decay_t: Tensor) -> Tensor:
-    """x_t = delta_t + decay_t * x_{t+1} with x_T = 0, [T, B]: one fused operation per step."""
+    """``x_t = delta_t + decay_t x_{t+1}`` [T, B] with x_T = 0, by one fused operation per step."""
     x = torch.zeros_like(delta_t[0])
     out = torch.empty_like(delta_t)
     rows, deltas, decays = out.unbind(0), delta_t.unbind(0), decay_t.unbind(0)

@@ -90,13 +90,13 @@ def natural_step(product: Product, gradient: Tensor, *, max_kl: float, iteration
         product: v -> A v with A the damped Fisher matrix, F + damping I.
         gradient: g [N], of the loss.
         max_kl: delta, above 0, in nats.
-        iterations: number of iterations of the conjugate gradient.
+        iterations: maximum number of iterations of the conjugate gradient.
 
     Returns:
-        The step; zeros where g is zero, or where A is not positive along the solution.
+        The step; zeros if g is zero, if A is not positive along the solution, or if a value is not finite.
 
     Raises:
-        ValueError: on a wrong rank, or a ``max_kl`` that is not above 0.
+        ValueError: on a wrong rank, a ``max_kl`` that is not above 0, or fewer than one iteration.
     """
     _check_max_kl(max_kl)
     direction = conjugate_gradient(product, -gradient, iterations=iterations)
@@ -110,7 +110,7 @@ class LineSearch(NamedTuple):
     """The result of ``line_search``.
 
     fraction: fraction of the full step that was accepted; 0 if none was. loss, kl: their values after the
-    accepted step.
+    accepted step; if none was, those before it.
     """
 
     fraction: float

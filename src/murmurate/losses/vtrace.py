@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -13,8 +12,8 @@ from murmurate.losses.returns import bootstrapped_rewards, check_lambda, discoun
 
 
 class VTrace(NamedTuple):
-    """target_t: v_t, targets of the values [T, B]. advantage_t: the advantage of the policy gradient, with
-    its weight."""
+    """target_t: v_t, the targets of the values [T, B]. advantage_t: the advantages of the policy gradient,
+    times their importance weights [T, B]."""
 
     target_t: Tensor
     advantage_t: Tensor
@@ -53,10 +52,10 @@ def vtrace(
         v_t: V of the observation each step started from [T, B].
         terminated_t: bool [T, B].
         truncated_t: bool [T, B].
-        last_value: V of the observation after step T [B]; ignored where the last step ended an episode.
+        last_value: V of the observation after step T [B]; any finite number where that step ended an episode.
         truncated_value: V of the final observation [T, B], read only where truncated; None if no step was
             truncated.
-        discount: per step, in [0, 1]; a number, or [T, B].
+        discount: per step, in [0, 1] (checked only for a number); a number, or [T, B].
         lambda_: weight of longer returns, in [0, 1].
         rho_bar: largest weight of a TD error; decides which policy's values are learned.
         c_bar: largest weight of later TD errors; affects only the speed of learning. The paper assumes
@@ -75,7 +74,7 @@ def vtrace(
     check_shape(r_t.shape, "r_t", rho_t=rho_t)
     check_lambda(lambda_)
     for name, bar in (("rho_bar", rho_bar), ("c_bar", c_bar), ("policy_rho_bar", policy_rho_bar)):
-        if math.isnan(bar) or bar < 0.0:
+        if not bar >= 0.0:  # also NaN
             raise ValueError(f"{name} must be at least 0, but it is {bar}")
     with torch.no_grad():
         v_tp1 = torch.cat([v_t[1:], last_value.unsqueeze(0)])

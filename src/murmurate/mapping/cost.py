@@ -17,7 +17,7 @@ from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, 
 from murmurate.training.run import Run
 
 _EXPOSED = 0.6  # share of the handover during which a core is idle, where cores are shared
-_SLICE_SECONDS = 0.75e-3  # Linux's time slice on one core; on more it grows by their logarithm, up to 8
+_SLICE_SECONDS = 0.75e-3  # Linux's time slice on one core; up to 8 cores it grows with their logarithm
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class Prediction:
     """env_steps_per_second, updates_per_second: rates of the whole run; every batch of a replica counts as
     one update.
 
-    seconds: for one batch of a replica, the seconds of each primitive, slowed down by other busy cores, and
-    of ``exchange``, ``waiting`` and ``handover`` (from actor to learner process). bottleneck: what limits the
-    rates: ``learner``, ``actors`` or ``cores``. busy: the mean number of busy cores. own_seconds: seconds of
-    a batch in a learner's process without exchange and waiting. least_seconds: seconds below which actors and
-    cores keep a batch, however fast the learner is; 0 without actors.
+    seconds: for one batch of a replica, the seconds of each primitive, slowed down by other busy cores; of
+    ``exchange`` and ``waiting``; and, with actors, of ``handover`` (from actor to learner process).
+    bottleneck: what limits the rates: ``learner``, ``actors`` or ``cores``. busy: the mean number of busy
+    cores. own_seconds: seconds of a batch in a learner's process without exchange and waiting.
+    least_seconds: the fewest seconds of a batch that actors and cores allow, however fast the learner is; 0
+    without actors.
     """
 
     env_steps_per_second: float
@@ -46,7 +47,11 @@ class NotMeasured(Exception):
 
 
 def predict(run: Run, profile: DeviceProfile) -> Prediction:
-    """The throughput of ``run`` on the profile's device. Raises NotMeasured."""
+    """The throughput of ``run`` on the profile's device.
+
+    Raises NotMeasured if the profile lacks the costs of its recipe or of its exchange, and for sources that
+    are not modelled.
+    """
     costs, shape = profile.recipes.get(key(run)), shape_of(run)
     if costs is None or shape is None or set(costs.lines) != set(PRIMITIVES):
         raise NotMeasured(f"the costs of {run.recipe}")
@@ -94,15 +99,23 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
 
 
 def _prediction(
-    run: Run, shape: Shape, rate: float, seconds: dict[str, float], bottleneck: str, busy: float, *own: float
+    run: Run,
+    shape: Shape,
+    rate: float,
+    seconds: dict[str, float],
+    bottleneck: str,
+    busy: float,
+    own: float,
+    least: float = 0.0,
 ) -> Prediction:
-    env_steps = run.replicas * shape.env_steps * rate
-    return Prediction(env_steps, run.replicas * rate, seconds, bottleneck, busy, *own)
+    """The prediction for replicas that make ``rate`` batches per second each."""
+    updates = run.replicas * rate
+    return Prediction(shape.env_steps * updates, updates, seconds, bottleneck, busy, own, least)
 
 
 def _crowd(costs: RecipeCosts, processes: int, cores: int) -> float:
-    """How much slower the cores are because processes share them: grows from 1 to ``crowded`` at two a
-    core."""
+    """How much slower the cores are because processes share them: 1 up to one process per core, ``crowded``
+    from two on, linear in between."""
     return 1 + (costs.crowded - 1) * min(max(0.0, processes / cores - 1), 1.0)
 
 
@@ -131,7 +144,7 @@ def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
         raise NotMeasured(f"the exchange of {run.strategy.name} among {run.replicas} replicas")
     whole = [(costs.parameters, float(run.learner.updates(1)))]
     vectors = costs.vectors or whole  # profiles before 2026-11-27 do not tell vectors apart
-    rounds = period_of(with_usual_period(run.strategy)) / period_of(run.strategy)  # of those measured
+    rounds = period_of(with_usual_period(run.strategy)) / period_of(run.strategy)  # for each measured one
     return rounds * sum(updates * line.seconds(size) for size, updates in vectors)
 
 
@@ -163,12 +176,12 @@ def period_of(strategy: Any) -> int:
 
 
 def _expected_maximum(count: int) -> float:
-    """The expected maximum of ``count`` standard normal variables (Blom 1958)."""
+    """The expected maximum of ``count`` independent standard normal variables (Blom 1958)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-def _overlap(seconds: dict[str, Any], background: float) -> float:
+def _overlap(seconds: dict[str, float], background: float) -> float:
     """Seconds that double buffering hides, where a core is free: native threads step one half of the
     simulators while the policy acts for the other half, or both halves at the same time."""
     stepping = background * seconds["simulate"]
-    return float(min(stepping, max(seconds["act"], stepping / 2)))
+    return min(stepping, max(seconds["act"], stepping / 2))

@@ -16,8 +16,9 @@ _MOST_CHANNELS = 1 << 16  # the kernels' limit (native/normalize.hpp)
 
 
 def can_process(x: Tensor, residual: Tensor | None) -> bool:
-    """Whether the kernels can process ``x`` and ``residual``: both must be dense, channels last, bfloat16 or
-    float32 and in host memory, and torch must neither record nor transform operations."""
+    """Whether the kernels can process ``x`` [B, C, H, W] and ``residual``: both must be dense, channels last,
+    of the same shape and dtype (bfloat16 or float32), of at most 65,536 channels and in host memory, and
+    torch must neither record nor transform operations."""
     if native.kernels is None or is_traced() or x.dtype not in _BITS or not x.numel():
         return False
     if x.shape[1] > _MOST_CHANNELS or not _is_readable(x):
@@ -41,14 +42,15 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def apply(
     x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, rectify: bool, out: Tensor
 ) -> None:
-    """out = scale x + shift (+ residual), with a ReLU if ``rectify``; scale and shift are [C] float32."""
+    """out = scale x + shift (+ residual), with a ReLU if ``rectify``; scale and shift are [C] float32, and
+    ``out`` is like ``x``."""
     addresses = _addresses(x, residual, scale, shift)
     _kernels().normalize_apply(*_size(x), *addresses, rectify, out.data_ptr(), torch.get_num_threads())
 
 
 def gradient_sums(gradient: Tensor, y: Tensor | None, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """(sum of g, sum of g (x - mean)), each [C] float64. g is ``gradient``, with 0 where the output ``y`` of
-    a ReLU is not above 0; y: None without a ReLU."""
+    a ReLU is not above 0; y: None without a ReLU. mean: [C] float32."""
     total, product = x.new_empty((2, x.shape[1]), dtype=torch.float64)
     addresses = _addresses(gradient, y, x, mean, total, product)
     _kernels().normalize_gradient_sums(*_size(x), *addresses, torch.get_num_threads())

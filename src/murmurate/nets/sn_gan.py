@@ -35,20 +35,20 @@ class Layout(NamedTuple):
 def layout(height: int, width: int, channels: int) -> Layout:
     """The layout for images [C, height, width].
 
-    channels: 256 gives the papers' nets. Up to 32 x 32 pixels: Miyato et al. 2018, Table 4 (28 x 28 is
-    7 x 7, doubled twice). From 64 x 64: after Miyato and Koyama 2018, Figure 9 (docs/algorithms/sn-gan.md
-    says what differs), where channels halve with each doubling of the sides, down to a quarter of them.
+    channels: 256 gives the papers' nets. Below 64 pixels: Miyato et al. 2018, Table 4 (28 x 28 is 7 x 7,
+    doubled twice). From 64 pixels: after Miyato and Koyama 2018, Figure 9 (docs/algorithms/sn-gan.md says
+    what differs), where channels halve with each doubling of the sides, down to ``channels`` / 4.
 
     Raises:
-        ValueError: for sides that are not 4 to 7 times the same power of two.
+        ValueError: for sides that are not 4 to 7 times the same one of 2, 4, 8, ...
     """
     doublings, sides = 0, (height, width)
     while not any(side % 2 or side // 2 < _LEAST_SIDE for side in sides):
         doublings, sides = doublings + 1, (sides[0] // 2, sides[1] // 2)
-    if not doublings or max(sides) >= 2 * _LEAST_SIDE or min(sides) < _LEAST_SIDE:
+    if not doublings or max(sides) >= 2 * _LEAST_SIDE:
         raise ValueError(
             f"images are {height} x {width} pixels, and both sides must be 4 to 7 times the same power of "
-            "two, such as 28, 32, 48, 64 or 128: resize or crop them"
+            "two (2, 4, 8, ...), such as 28, 32, 48, 64 or 128: resize or crop them"
         )
     if doublings <= _SMALL_IMAGE_LEVELS:
         # the discriminator for 32 x 32 pixels: two blocks that halve the sides, then two on 8 x 8 pixels
@@ -131,7 +131,8 @@ class Generator(nn.Module):
     @torch.no_grad()
     def frozen(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Generator:
         """A copy for sampling: plain layers with normalised weights, and batch normalisation by the mean
-        statistics over these batches (noise, labels), so that a sample does not depend on others.
+        statistics over these batches (noise, labels; at least one), so that a sample does not depend on
+        others.
 
         Source: the standing statistics of Brock et al. 2019.
         """
@@ -246,4 +247,5 @@ def _draw_normal(rows: Tensor, mean: float, generator: torch.Generator) -> None:
     if rows.is_meta:
         return
     with torch.no_grad():
-        rows.copy_(torch.empty(rows.shape).normal_(mean, _CLASS_DEVIATION, generator=generator))
+        drawn = torch.empty(rows.shape, device=generator.device)
+        rows.copy_(drawn.normal_(mean, _CLASS_DEVIATION, generator=generator))

@@ -18,7 +18,8 @@ _NONE = "\N{EN DASH}"
 
 
 def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
-    """The headings and rows, each of ``Cell``s, and a note below them."""
+    """The table of one or more groups: its headings ("heads", ``Cell``s), its "rows" (each a "key" of the
+    legend and "cells"), and a "note" below them."""
     reference, first = groups.reference_return(shown), shown[0].runs[0]
     heads: list[Cell] = [
         ("strategy", "replicas, runs"),
@@ -75,8 +76,8 @@ def _frames(group: RunGroup) -> float | None:
 
 
 def _evaluation(group: RunGroup) -> str:
-    """Mean ± standard error: over the runs if there are several, else over the games, or other examples, of
-    the only run."""
+    """Mean ± standard error: over the runs if several have a figure, else over the games, or other examples,
+    of the only one that has."""
     figure, headline = main_figure([group]), group.runs[0].run.get("headline") or {}
     means = group.values(lambda run: run.fact(figure.name))
     if not means:

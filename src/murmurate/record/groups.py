@@ -66,7 +66,7 @@ class RunGroup:
 
     def curve(self, key: str, axis: Axis) -> GroupCurve | None:
         """``key`` (mean over a run's replicas) over the part of ``axis`` that all runs with ``key`` have;
-        None without such runs."""
+        the first run's own mean if there is no such part, and None without such runs."""
         means = [mean for run in self.runs if (mean := run.mean(key, axis)) is not None]
         if not means:
             return None
@@ -228,10 +228,10 @@ def bytes_per_update(run: RecordedRun) -> float | None:
 
 
 def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
-    """The return until which runs are timed, and a phrase that says why; None if no episode has ended.
+    """The return until which runs are timed, and a phrase that says why; None if no run recorded a return.
 
-    It is the largest ``stop_at_return`` of the runs, if any has one; else what half of the strategies
-    reached, rounded down to two digits.
+    It is the largest ``stop_at_return`` of the runs, if any has one; else what at least half of the groups
+    reached, rounded down to two significant digits.
     """
     targets = [run.run.get("stop_at_return") for group in groups for run in group.runs]
     known = [float(value) for value in targets if value is not None]

@@ -22,7 +22,7 @@ class ReplicaProgress:
     latest: dict[str, Any] = field(default_factory=dict)
     dead: bool = False
     finished: bool = False
-    silent: bool = False  # the launcher receives no heartbeat
+    silent: bool = False  # the launcher has reported that no heartbeat arrives
     death: str = ""  # the newest message about its death, since it was last started
 
     def number(self, key: str) -> float | None:
@@ -48,7 +48,11 @@ class ReplicaProgress:
 
 
 class Progress:
-    """Totals over the records of all replicas."""
+    """Totals over the records of all replicas.
+
+    events: events and evaluations, in the order fed. returns: ``return_mean`` after each record that had one,
+    evenly thinned to at most ``HISTORY_POINTS``. seconds: the latest ``time_seconds``.
+    """
 
     def __init__(self, replicas: int) -> None:
         self.replicas = [ReplicaProgress(index) for index in range(replicas)]
@@ -153,10 +157,9 @@ class Progress:
         return self._over_living("return_mean", statistics.fmean)
 
     def number(self, key: str) -> float | None:
-        """The total of that name (a property above), if there is one.
-
-        Else the living replicas' mean; of staleness and disagreement their maximum.
-        """
+        """``key`` over all replicas: the property of that name (env_steps, updates, env_steps_per_second and
+        return_mean); of staleness and disagreement the living replicas' maximum, of all else their mean. None
+        if it is unknown."""
         if key in ("env_steps", "updates", "env_steps_per_second", "return_mean"):
             total: float | None = getattr(self, key)
             return total
