@@ -42,14 +42,14 @@ class Callback:
 
     New records are looked for a few times a second, and a method is called for each, in the process that
     launched the run. The run's bookkeeping (checkpoints, deaths, the end of the run) waits for it; the
-    learners do not. A method that raises ends the run as ``STOP`` does, with exit code 1 and the method's
-    name in the error; that callback is not called again, not even ``on_end``. After a resume, only new
-    records are passed.
+    learners do not, unless they are in that process (launcher ``inline``, ``murmurate.simulate``). A method
+    that raises ends the run as ``STOP`` does, with exit code 1 and the method's name in the error; that
+    callback is not called again, not even ``on_end``. After a resume, only new records are passed.
     """
 
     def on_record(self, record: Mapping[str, Any]) -> Stop | None:
-        """Any other line of ``metrics.jsonl``: a replica's, or a centre's (``kind``; fields:
-        ``docs/metrics.md``)."""
+        """A line of ``metrics.jsonl`` that is neither an evaluation nor an event: a replica's, or a centre's
+        (``kind``; fields: ``docs/metrics.md``)."""
         return None
 
     def on_evaluation(self, record: Mapping[str, Any]) -> Stop | None:
