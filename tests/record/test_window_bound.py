@@ -177,3 +177,30 @@ def test_a_gap_in_the_versions_is_not_bridged(tmp_path: Path) -> None:
     # of replica 0 none, of replica 1 those that used nothing after the gap
     assert len(left) < len(whole) / 2
     assert {one.updates for one in left} <= {one.updates for one in whole}
+
+
+def test_a_message_may_be_published_before_its_replica_reads_what_came_later(tmp_path: Path) -> None:
+    """Replica 1 publishes its second vector, which 0 reads, then 2 reads one of 0, and then 1 one of 2."""
+    steps = {
+        0: [[1.0, 1, {"1": 2}], [1.0, 2, {}]],
+        1: [[1.0, 1, {}], [1.0, 2, {"2": 3}]],
+        2: [[1.0, 1, {}], [1.0, 2, {"0": 2}], [1.0, 3, {}]],
+    }
+    row = _Rows({i: {"steps": of} for i, of in steps.items()}).after(0, 2)
+    halves = [("start", 0, 0), ("start", 1, 0), ("update", 0, 0), ("update", 1, 0), ("update", 1, 1)]
+    assert row == {**dict.fromkeys(halves, 0.5), ("update", 0, 1): 1.0}
+    others = {0: {"1": 2, "2": 3}, 1: {"0": 2}, 2: {"0": 2}}
+    records = [
+        {
+            "time_seconds": 1.0,
+            "replica": i,
+            "gossip_window": {
+                "window": 2000,
+                "steps": steps[i],
+                "cut": {"steps": len(steps[i]), "versions": others[i], "distance": 1.0},
+            },
+        }
+        for i in steps
+    ]
+    write_records(tmp_path / "run", records, replicas=3, strategy={"name": "gala", "topology": "ring"})
+    assert len(window_bounds(open_run(tmp_path / "run"))) == 3

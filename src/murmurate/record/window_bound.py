@@ -6,9 +6,9 @@ the window's beginning and of the updates s since, with coefficients c that the 
     ||X - mean||_F <= rho ||Z_0 - mean||_F + sum_s ||(I - J) c_s||_2 ||alpha g_s||,   rho = ||(I - J) C_0||_2
 
 X [n, d] are the vectors that a replica compared: its own and the newest published ones of the others. J is
-the matrix that averages them. c_s [n] are their coefficients on update s, C_0 [n, n + m] those on Z_0: the
-replicas' vectors at the window's beginning, and the m older messages that were read in the window. (Assran
-et al. 2019, section 3.)
+the matrix that averages them. c_s [n] are their coefficients on update s, C_0 [n, m] those on
+Z_0 [m, d]: the replicas' vectors at the window's beginning, and the older messages that were read in the
+window, as far as X depends on them. (Assran et al. 2019, section 3.)
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from murmurate.record.runs import RecordedRun
 
-Array = NDArray[np.float64]
 # What coefficients refer to: ("start", member, 0), ("message", member, version) or ("update", member, step)
 Source = tuple[str, int, int]
 
@@ -31,8 +29,9 @@ Source = tuple[str, int, int]
 class WindowBound:
     """One comparison in one window, which began at ``total_env_steps``.
 
-    distance: recorded ||X - mean||_F. updates: the sum over s. carried: the term with rho, in which the run's
-    largest distance stands for that at the window's beginning. rho: as above.
+    distance: recorded ||X - mean||_F. updates: the sum over s. carried: the term with rho. There
+    ||Z_0 - mean||_F is not known: the run's largest distance stands for it, times sqrt(m / n) where m > n.
+    rho: as above.
     """
 
     total_env_steps: float
@@ -52,12 +51,12 @@ def window_bounds(run: RecordedRun) -> list[WindowBound]:
     for record in run.records:
         if (window := record.get("gossip_window")) is not None:
             windows.setdefault(float(window["window"]), {})[int(record["replica"])] = window
-    comparisons = [
-        (begin, window["cut"]["distance"], *terms)
-        for begin, members in sorted(windows.items())
-        for rank, window in sorted(members.items())
-        if (terms := _terms(rank, members)) is not None
-    ]
+    comparisons = []
+    for begin, members in sorted(windows.items()):
+        rows = _Rows(members)  # for all comparisons in the window, which have most rows in common
+        for rank, window in sorted(members.items()):
+            if (terms := _terms(rank, window["cut"], rows)) is not None:
+                comparisons.append((begin, window["cut"]["distance"], *terms))
     largest = max((distance for _, distance, *_ in comparisons), default=0.0)
     return [
         WindowBound(begin, distance, updates, rho * largest * row_ratio**0.5, rho)
@@ -65,11 +64,9 @@ def window_bounds(run: RecordedRun) -> list[WindowBound]:
     ]
 
 
-def _terms(rank: int, members: Mapping[int, Mapping[str, Any]]) -> tuple[float, float, float] | None:
-    """(sum over the updates, rho, (n + m) / n) of ``rank``'s comparison; None where it used what another
-    replica did outside of its recorded window."""
-    cut = members[rank]["cut"]
-    rows = _Rows(members)
+def _terms(rank: int, cut: Mapping[str, Any], rows: _Rows) -> tuple[float, float, float] | None:
+    """(sum over the updates, rho, m / n or 1 if that is more) of ``rank``'s comparison ``cut``; None where it
+    used what a replica did outside of its recorded window."""
     try:
         compared = [rows.after(rank, int(cut["steps"]))]
         compared += [rows.message(int(peer), int(version)) for peer, version in cut["versions"].items()]
@@ -96,7 +93,7 @@ class _Rows:
         self._steps: dict[int, Sequence[Any]] = {rank: window["steps"] for rank, window in members.items()}
         self._latest: dict[int, dict[Source, float]] = {rank: {("start", rank, 0): 1.0} for rank in members}
         self._steps_done: dict[int, int] = dict.fromkeys(members, 0)
-        self._published: dict[tuple[int, int], dict[Source, float]] = {}
+        self._published: dict[tuple[int, int], dict[Source, float]] = {}  # by rank and index of the step
         self._after: dict[tuple[int, int], dict[Source, float]] = {}
 
     def after(self, rank: int, steps: int) -> dict[Source, float]:
@@ -106,11 +103,11 @@ class _Rows:
 
     def message(self, rank: int, version: int) -> dict[Source, float]:
         """The row of a published vector."""
-        first = int(self._steps[rank][0][1])
-        if version < first:
+        step = version - int(self._steps[rank][0][1])
+        if step < 0:
             return {("message", rank, version): 1.0}
-        self._advance([(rank, version - first + 1)])
-        return self._published[rank, version]
+        self._advance([(rank, step)])
+        return self._publication(rank, step)
 
     def norm(self, source: Source) -> float:
         kind, rank, step = source
@@ -134,22 +131,14 @@ class _Rows:
 
     def _step(self, rank: int, k: int) -> tuple[int, int] | None:
         """Compute a step: update, publish, average. Returns None, or, where a message that it read is not
-        computed yet, the (rank, number of steps) that publish it."""
-        _, version, heard = self._steps[rank][k]
-        if version != int(self._steps[rank][0][1]) + k:
-            raise LookupError("a publication that was not recorded")
-        if (rank, version) not in self._published:
-            self._published[rank, version] = {**self._latest[rank], ("update", rank, k): 1.0}
-        rows = [self._published[rank, version]]
-        for name, read in heard.items():
+        known yet, the (rank, number of steps) that come before its publication."""
+        rows = [self._publication(rank, k)]
+        for name, version in self._steps[rank][k][2].items():
             peer = int(name)
-            first = int(self._steps[peer][0][1])
-            if read < first:
-                rows.append({("message", peer, int(read)): 1.0})
-            elif (peer, read) in self._published:
-                rows.append(self._published[peer, read])
-            else:
-                return peer, read - first + 1
+            before = int(version) - int(self._steps[peer][0][1])
+            if before > self._steps_done[peer]:
+                return peer, before
+            rows.append(self.message(peer, int(version)))
         mean: dict[Source, float] = {}
         for row in rows:
             for source, share in row.items():
@@ -157,3 +146,15 @@ class _Rows:
         self._latest[rank] = self._after[rank, k + 1] = mean
         self._steps_done[rank] = k + 1
         return None
+
+    def _publication(self, rank: int, k: int) -> dict[Source, float]:
+        """The row that step ``k`` publishes, once the steps before it are computed.
+
+        It does not depend on the messages that the step reads: these may have been published after it.
+        """
+        if (rank, k) not in self._published:
+            steps = self._steps[rank]
+            if k >= len(steps) or int(steps[k][1]) != int(steps[0][1]) + k:
+                raise LookupError("a publication that was not recorded")
+            self._published[rank, k] = {**self._latest[rank], ("update", rank, k): 1.0}
+        return self._published[rank, k]
