@@ -100,6 +100,7 @@ def test_fits_rollouts_and_batches_have_their_numbers() -> None:
     played = [batch.env_steps for _, batch in zip(range(37), source, strict=False)]
     # 10 env steps first, then 2 updates for each of 2 simulators' steps
     assert [number for number, steps in enumerate(played) if steps] == list(range(0, 37, 4))
+    assert CONFIG.batches_at_once(recipe("inverted-pendulum-mbpo")) == 4
     assert played[0] == 12
     assert set(played[4::4]) == {2}
     # every 6 env steps = 12 batches, of all transitions

@@ -151,6 +151,9 @@ class ImaginedSourceConfig(SourceConfig):
             return None
         return max(1, int((run.env_steps / run.replicas - self.learning_starts) * self.updates_per_step))
 
+    def batches_at_once(self, run: RunView) -> int:
+        return max(1, int(self.simulators * self.updates_per_step))
+
     def memory_bytes(self, run: RunView) -> int:
         batches = 2 * run.learner.requires.batch * step_bytes(run)
         # copies of two rounds of rollouts; where their length changes, the replay of all kept rounds is
