@@ -303,6 +303,8 @@ def test_virtual_seconds_are_the_axis_of_a_simulated_run(tmp_path: Path) -> None
     both = page_of(tmp_path / "run", tmp_path / "other")
     assert "virtual time (minutes)" in [t.text for t in svgs_of(both)["return by time"].iter("text")]
     assert "3,000 0:50:00 0.1" in words_of(both)  # 300 env steps in 3000 virtual seconds
+    # a run without a summary took an unknown wall time, so its speed in that time is unknown too
+    assert [run["env_steps_per_second"] for run in data_of(both)] == [None, None]
     assert "virtual ones, of the simulated cluster" in words_of(both)
     write_run(tmp_path / "real", seconds=60)
     mixed = svgs_of(page_of(tmp_path / "run", tmp_path / "real"))["return by time"]

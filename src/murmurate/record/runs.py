@@ -272,7 +272,7 @@ class RecordedRun:
             return int(np.median([r.get("updates") or 0 for r in latest]))
         if key == ("virtual_seconds" if self.virtual else "wall_seconds"):
             return end_seconds
-        if key == "env_steps_per_second":
+        if key == "env_steps_per_second" and not self.virtual:  # else per wall second, which is unknown
             return self.fact("env_steps") / end_seconds if end_seconds else None
         if key == "train_return_mean":
             last_means = [s.value[-1] for i, s in self.series("return_mean").items() if i not in self.deaths]
