@@ -207,6 +207,20 @@ def test_many_replicas_write_few_lines_and_few_write_their_own(tmp_path):
     assert "joined_replicas" not in lines[0]
 
 
+def test_a_joint_record_has_what_any_replica_has_measured(tmp_path):
+    """Replica 0 is slow: it has not updated its policy yet when the others have."""
+    base = recipe("pendulum-td3")
+    replay = dataclasses.replace(base.source.replay, capacity=100, learning_starts=4, samples_per_insert=8.0)
+    source = dataclasses.replace(base.source, replay=replay, random_env_steps=0)
+    learner = dataclasses.replace(base.learner, batch=8, hidden=16, precision="float32")
+    run = dataclasses.replace(base, source=source, learner=learner, strategy=strategy("gala")())
+    run = altered(run, replicas=17, updates=8, env_steps=None, eval_episodes=1)
+    result(tmp_path, run, Cluster(compute="straggler:0.01,4", lines=8))
+    lines = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "kind" not in r and r["updates"] > 2]
+    assert len(lines) > 3
+    assert all("policy_value" in line for line in lines)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gala", "all-reduce"])
 def test_a_thousand_replicas_in_one_thread(tmp_path, name):

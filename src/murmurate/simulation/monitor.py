@@ -295,6 +295,6 @@ def _combined_timing(timings: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _means(metrics: Sequence[dict[str, Tensor | float]]) -> dict[str, float]:
-    if not metrics:
-        return {}
-    return {key: statistics.fmean(float(m[key]) for m in metrics if key in m) for key in metrics[0]}
+    """The mean of each metric over the learners that have it: some are measured only at a few updates."""
+    names = dict.fromkeys(name for measured in metrics for name in measured)
+    return {name: statistics.fmean(float(m[name]) for m in metrics if name in m) for name in names}
