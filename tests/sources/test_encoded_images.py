@@ -220,6 +220,11 @@ def test_a_set_in_which_nothing_can_be_decoded_ends_the_run(tmp_path):
     with pytest.raises(RunFailed, match=r"No image of a whole pass could be decoded \(15 x not an image"):
         next(it)
     it.close()
+    heartbeats = []
+    it = source(path, 0, skip_bad=True)
+    it.alive = lambda played: heartbeats.append(played) or len(heartbeats) == 2
+    assert next(it).data is None  # a stop is obeyed within the pass
+    it.close()
 
 
 DYING = """

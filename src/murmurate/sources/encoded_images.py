@@ -76,6 +76,8 @@ class EncodedImageSource:
             batch = self._next_batch(processes)
             if len(batch):
                 return Batch(batch, env_steps=len(batch))
+            if self.alive(0):  # a whole pass may take long
+                return Batch(None)
         causes = ", ".join(f"{count:,} x {cause}" for cause, count in self._skipped.items())
         raise RunFailed(f"No image of a whole pass could be decoded ({causes}). Are these images?")
 
