@@ -42,8 +42,9 @@ class Series:
 class Evaluations:
     """The headline figure of a run's evaluations while it learned: [K] arrays, ascending in time.
 
-    error: standard error of ``mean``, NaN where unknown. low, high: the lowest and highest game; None where
-    there are no games. time_seconds: when the evaluated parameters were saved.
+    time_seconds: when the evaluated parameters were saved. env_steps: of all replicas together then. error:
+    standard error of ``mean``, NaN where unknown. low, high: the lowest and highest return of a game; None
+    unless each evaluation recorded the returns of all its games.
     """
 
     time_seconds: Array
@@ -58,8 +59,9 @@ class Evaluations:
 class RecordedRun:
     """run: run.json. summary: summary.json (empty while the run goes on, or if it was killed).
 
-    centre: records of the strategy's centre, if it has one. evaluated: records of evaluations during
-    training. members: records of single replicas, where a record of ``records`` stands for many.
+    The lines of metrics.jsonl by kind, each list in order of time. records: of replicas. members: of single
+    replicas, where a record of ``records`` stands for many. centre: of the strategy's centre, if it has one.
+    evaluated: of evaluations during training.
     """
 
     folder: Path
@@ -309,7 +311,10 @@ def ascending(values: Array) -> Array:
 
 
 def sum_of_paths(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """The sum of piecewise linear ``paths``, each constant after its last point, as (times, values).
+    """The sum of piecewise linear ``paths``, as (times, values).
+
+    Each path is (times, values), begins with the value 0, and is constant after its last point. Raises
+    ValueError without a path.
 
     Faster than interpolating each path at all times.
     """
@@ -328,7 +333,11 @@ def sum_of_paths(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def open_run(folder: Path | str) -> RecordedRun:
-    """Read a run folder. Raises ``Refusal`` if it is not one, or holds no records yet."""
+    """Read a run folder.
+
+    Raises ``Refusal`` if it is not one or holds no records yet, or if run.json or summary.json is damaged.
+    Damaged lines of metrics.jsonl are left out with a warning.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")

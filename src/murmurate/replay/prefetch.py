@@ -32,11 +32,11 @@ class _Buffers:
 
 @dataclass
 class _Fetched:
-    """A drawn batch; ``buffers`` is None if the batch was loaded from a checkpoint."""
+    """A drawn batch. buffers: the memory in which it lies; None if it was loaded from a checkpoint."""
 
     sample: Sample
     buffers: _Buffers | None
-    number: int = 0  # number of the batch's last copy, for ``AsyncCopy.wait``
+    number: int = 0  # of its last copy, for ``AsyncCopy.wait``; 0: nothing is to be waited for
 
 
 class Prefetcher:
@@ -44,6 +44,8 @@ class Prefetcher:
 
     A sample is valid until the next call of ``next``. pinned: whether batches lie in page-locked memory.
     weigh: called at each draw with (weights [B], beta); may change the weights in place.
+
+    Raises ValueError for a negative depth.
     """
 
     def __init__(
@@ -64,6 +66,10 @@ class Prefetcher:
         self._in_use: _Buffers | None = None
 
     def next(self, beta: float) -> Sample:
+        """The next batch. beta: exponent of the importance weights of the batches that this call draws.
+
+        Raises ValueError if the replay holds fewer than ``batch`` transitions.
+        """
         if self._in_use is not None:
             self._free.append(self._in_use)
             self._in_use = None  # freed only once, even if the draw below raises
@@ -103,10 +109,12 @@ class Prefetcher:
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Return the batches of ``state`` first. Batches that were drawn before are dropped."""
         self.drain()
         self._coming = deque(_Fetched(Sample(**saved), None) for saved in state["coming"])
 
     def close(self) -> None:
+        """Drop the batches that were drawn, and end the thread."""
         self.drain()
         self._coming.clear()
         self._copier = None

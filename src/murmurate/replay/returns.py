@@ -36,7 +36,10 @@ class CompletedReturns(NamedTuple):
 
 
 class NStepReturns:
-    """The rewards of the last n steps of each simulator, and how many of their returns are incomplete."""
+    """The rewards of the last n steps of each simulator, and how many of their returns are incomplete.
+
+    steps: n. discount: g. Raises ValueError for n < 1, and for a discount outside of [0, 1].
+    """
 
     def __init__(self, simulators: int, steps: int, discount: float) -> None:
         if steps < 1:
@@ -50,7 +53,10 @@ class NStepReturns:
     def step(
         self, first_simulator: int, reward: npt.ArrayLike, terminated: Flags, truncated: Flags
     ) -> CompletedReturns:
-        """Add one step of b simulators from number ``first_simulator`` on; rewards are [b]."""
+        """Add one step of b simulators from number ``first_simulator`` on; returns what it completes.
+
+        reward, terminated, truncated: [b].
+        """
         new = np.asarray(reward, np.float64)
         stop = first_simulator + len(new)
         stepping = slice(first_simulator, stop)
@@ -96,19 +102,26 @@ class NStepReturns:
 
 
 class InitialErrors:
-    """Errors of new transitions from the actor's own values: R + d max_a Q(s', a) - Q(s, a)."""
+    """Errors of new transitions from the actor's own values: R + d max_a Q(s', a) - Q(s, a).
+
+    d is the discount of the return, which is from s to s'. steps: n of the returns.
+    """
 
     def __init__(self, simulators: int, steps: int) -> None:
         self._action_value = np.full((steps, simulators), np.nan, np.float32)  # newest first
 
     def step(self, first_simulator: int, count: int, action_value: Tensor | None) -> None:
+        """Add Q(s, a) [b] of one step of ``count`` = b simulators; None if it is unknown."""
         new = np.float32(np.nan) if action_value is None else action_value.detach().float().numpy()
         push(self._action_value[:, first_simulator : first_simulator + count], new)
 
     def errors(
         self, completed: CompletedReturns, first_simulator: int, next_value: Tensor | None
     ) -> Tensor | None:
-        """The errors [M] of completed returns; None if one of the values is unknown."""
+        """The errors [M] of completed returns; None if one of the values is unknown (None or NaN).
+
+        next_value: [b], max_a Q(s', a) after the newest step of the simulators from ``first_simulator`` on.
+        """
         if next_value is None:
             return None
         action_value = self._action_value[completed.age - 1, completed.simulator]

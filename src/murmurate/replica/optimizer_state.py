@@ -12,7 +12,7 @@ from torch import nn
 
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
 
-# initial values that are neither zero nor set by the optimizer's constructor
+# initial values that are neither zero nor set by the optimizer's constructor (NAdam)
 _INITIAL = {"mu_product": 1.0}
 
 
@@ -64,10 +64,8 @@ def step_of(step: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def _without_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
     inner: Any = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
-    # torch's wrapper that imports the compiler
-    is_wrapper = getattr(inner, "__code__", step_of.__code__).co_name == "_use_grad"
-    if not is_wrapper:
-        return step
+    if getattr(getattr(inner, "__code__", None), "co_name", "") != "_use_grad":
+        return step  # without torch's wrapper that imports the compiler
 
     def in_grad_mode(optimizer: torch.optim.Optimizer, *arguments: Any) -> Any:
         with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
@@ -90,8 +88,8 @@ def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer)
 def initial_state(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> list[dict[str, Any]]:
     """The state of each entry before the first step.
 
-    A copy of the optimizer steps once with gradients of zero, which leaves moments zero; then counters are
-    reset.
+    A copy of the optimizer, with parameters of zeros, steps once with gradients of zero, which leaves moments
+    zero; then counters are reset.
     """
     copy = _copy(optimizer, make_optimizer)
     _step_with_gradient(copy, 0.0)

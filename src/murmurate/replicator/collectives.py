@@ -1,10 +1,11 @@
 """Collective operations inside a step, on any nested structure of tensors; differentiable where that is
 defined.
 
-TF-Replicator, section 3.3: all_reduce, all_sum, all_gather, broadcast, map_reduce, map_gather. Each is a
-linear map of all members' inputs, and its backward pass is the adjoint map, which is also a collective. So
-the gradient is that of the sum of all members' losses with respect to each member's own input. A strategy
-that averages gradients then has the gradient of the mean loss.
+TF-Replicator, section 3.3: all_reduce, all_sum, all_gather, broadcast, map_reduce, map_gather. A mean, sum,
+broadcast or gather is a linear map of all members' inputs, and its backward pass is the adjoint map, which is
+also a collective. The others compute their results from what they have gathered. So the gradient is that of
+the sum of all members' losses with respect to each member's own input. A strategy that averages gradients
+then has the gradient of the mean loss.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ class Group:
     and named tuples of tensors and numbers, with the same structure on all members. Results are on the
     input's device, and the same bit for bit on all members.
 
-    All methods raise FabricError if members make different calls, or one makes none before the deadline. A
-    result requires a gradient if any member's input does; then all members must run that backward pass.
+    A result requires a gradient if any member's input does; then all members must run that backward pass.
+
+    All methods raise FabricError if members make different calls, or one makes none before the deadline, and
+    TypeError for an input that is neither a tensor nor a number.
     """
 
     exchange: TensorExchange | NoExchange
@@ -54,7 +57,10 @@ class Group:
         return self.exchange.rank
 
     def mean(self, x: Any) -> Any:
-        """The mean over the group of every tensor in ``x``; backward: the mean of the gradients."""
+        """The mean over the group of every tensor in ``x``; backward: the mean of the gradients.
+
+        Raises TypeError for integers and booleans.
+        """
         return self._map("mean", x)
 
     def sum(self, x: Any) -> Any:
@@ -62,7 +68,10 @@ class Group:
         return self._map("sum", x)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
-        """``x`` of the group's member ``root``; backward: the sum of the gradients, at the root."""
+        """``x`` of the group's member ``root``; backward: the sum of the gradients, at the root.
+
+        Raises ValueError if the group has no such member, FabricError if it is dead.
+        """
         if not 0 <= root < self.size:
             raise ValueError(f"there is no member {root} in a group of {self.size}: use 0..{self.size - 1}")
         return self._map("broadcast", x, root=root)
@@ -70,8 +79,10 @@ class Group:
     def gather(self, x: Any, join: bool = False) -> Any:
         """Every tensor of all members, by rank: [k, ...] for k living members.
 
-        join: whether to concatenate along the first dimension instead of stacking; its length may then differ
-        (for a shorter last batch). Backward: each member gets the sum of the gradients of its own rows.
+        join: whether to concatenate along the first dimension instead of stacking. All tensors must then have
+        one; its length may differ (for a shorter last batch).
+
+        Backward: each member gets the sum of the gradients of its own rows.
         """
         if join:
             return self._map("gather", x)
@@ -90,7 +101,10 @@ class Group:
     def map_gather(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Any:
         """``function`` of every item, [len(items), ...] in their order, with the work shared among the group.
 
-        ``items`` must be the same on all members. If a member dies, the others compute its items.
+        ``items`` must be the same on all members, and all results must have equal shapes. ``function`` must
+        make no collective calls. If a member dies, the others compute its items.
+
+        Raises ValueError if there are no items.
         """
         if not items:
             raise ValueError("map_gather and map_reduce need at least one item")
@@ -111,7 +125,7 @@ class Group:
         return pytree.tree_map(lambda *leaves: torch.cat(leaves)[in_order.to(leaves[0].device)], *gathered)
 
     def map_reduce(self, function: Callable[[Any], Any], items: Sequence[Any], operation: Reduction) -> Any:
-        """``operation`` (see ``reduce``) over ``function`` of every item, the work shared in the group."""
+        """``operation`` (as in ``reduce``) over ``function`` of every item (as in ``map_gather``)."""
         return pytree.tree_map(_reduction(operation), self.map_gather(function, items))
 
     def _map(self, kind: str, x: Any, root: int = -1) -> Any:

@@ -31,7 +31,7 @@ _PRINT_SECONDS = 10.0
 class Monitor:
     """Counts and records what happens in one run, and ends it. Its methods take no virtual time.
 
-    print_line: prints a line of progress every ten real seconds.
+    print_line: called with a line of progress, when something is recorded, at most every ten real seconds.
     """
 
     def __init__(
@@ -224,10 +224,9 @@ class Monitor:
     def progress(self) -> str:
         mean = f", return {statistics.fmean(self.returns):.2f}" if self.returns else ""
         real, virtual = time.monotonic() - self._started, self.fabric.virtual_seconds
-        living = len(self.running)
         return (
             f"[{real:.0f} s] {virtual:.3f} virtual s, {self.updates:,} updates, "
-            f"{self.env_steps:,} env steps, {living} running{mean}"
+            f"{self.env_steps:,} env steps, {len(self.running)} running{mean}"
         )
 
     def _open_recorder(self, replica: int | None) -> Recorder:
@@ -286,7 +285,8 @@ def _vector(learner: SimulatedLearner) -> Tensor:
 
 
 def _combined_timing(timings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One replica's timing; for several replicas, their summed staleness counts."""
+    """One replica's timing; for several replicas, their summed staleness counts. Takes these out of
+    ``timings``."""
     counts: Counter[int] = Counter()
     for timing in timings:
         counts.update(timing.pop("staleness_counts", {}))

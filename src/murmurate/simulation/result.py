@@ -23,7 +23,8 @@ def summarize(
     wall_seconds: float,
     exit_status: str,
 ) -> dict[str, Any]:
-    """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, ``docs/simulate.md``."""
+    """Write and return ``summary.json``; a finished run is evaluated first. Fields: ``docs/metrics.md``,
+    ``docs/simulate.md``."""
     learners = [*monitor.former, *monitor.learners.values()]
     costs = [learner.costs() for learner in learners]
     bound_replicas = [bound for learner in learners for bound in learner.replicator.bound_replicas.values()]

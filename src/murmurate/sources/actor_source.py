@@ -15,7 +15,7 @@ from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.shared_ring import ActorRing, ActorStep
 from murmurate.spec import Batch, EnvSpec, Episode
 
-_POLLS = 50  # polls of the rings between two calls of ``alive``
+_POLLS = 50  # most polls of the rings between two calls of ``alive``
 
 
 class ActorSource:
@@ -26,6 +26,9 @@ class ActorSource:
     Parameters are published every ``replay.publish_every`` updates. An actor acts with the newest, and its
     ring holds only a few steps, which bounds the age of the parameters that a step was made with. An actor
     that dies is started again, with new random seeds, and reported by ``events``.
+
+    learner: its parameters are published. sampler: closed by ``close``. Requesting a batch raises RunFailed
+    if an actor fails for good, or dies again and again without having sent steps.
     """
 
     exact = False  # the state of actors is not saved
@@ -86,7 +89,7 @@ class ActorSource:
         return self._sampler.next(played, episodes)
 
     def _next_record(self) -> tuple[ActorStep, ActorProcess[ActorRing]] | None:
-        """The next actor with a record, and its oldest record; None if no record came within a short wait."""
+        """(oldest record, actor) of the next actor with a record; None if none came within a short wait."""
         for _ in range(_POLLS):
             self._processes.check(self._sampler.batches, self._sampler.played)
             if (actor := self._processes.next_waiting()) is not None:

@@ -29,10 +29,14 @@ class EncodedImageSource:
     """Mini-batches without end (a ``Source``), decoded by processes up to ``layout.slots - 1`` batches ahead.
 
     Images, and the random numbers drawn for them, do not depend on the number of processes. The memory of a
-    batch is reused: its images are valid until the next batch is requested. An image that cannot be decoded
-    ends the run; with ``images.skip_bad`` it is left out of its batch, which is then smaller.
+    batch is reused: its images are valid until the next batch is requested. With ``images.skip_bad`` an image
+    that cannot be decoded is left out of its batch, which is then smaller.
 
-    indices: for each example that ``order`` permutes, its number in ``images``.
+    indices: for each example that ``order`` permutes, its number in ``images``. settings: with
+    ``layout.workers`` = 0 the learner itself decodes. rank: rank of the learner, for messages.
+
+    Requesting a batch raises RunFailed for an image that cannot be decoded (without ``skip_bad``), if no
+    image of a whole pass can be, and if a process dies again and again.
     """
 
     exact = True

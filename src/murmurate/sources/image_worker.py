@@ -24,7 +24,7 @@ from murmurate.sources.polling import Backoff
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """memory: file descriptor of the shared memory. worker: number of this process. shortest: see
+    """memory: file descriptor of the shared memory. worker: number of this process. shortest: of
     ``centre_crop``. key: key of the random numbers (``image_draws``)."""
 
     memory: int
@@ -52,7 +52,8 @@ def decode_augmented(
 
 
 def decode_part(memory: BatchMemory, slot: int, settings: WorkerSettings) -> None:
-    """Decode this process's part of the images in a slot."""
+    """Decode this process's part of the images in a slot; one that cannot be decoded gets its cause in
+    ``memory.results``."""
     part = slice(settings.worker, None, settings.layout.workers)
     passes, numbers = memory.keys(slot, part)
     draws = image_draws(settings.key, passes, numbers, DRAWS)
