@@ -255,6 +255,36 @@ def test_an_image_that_kills_its_decoder_is_named_or_left_out(path, tmp_path, mo
     it.close()
 
 
+FLAKY = """
+import os, signal
+from pathlib import Path
+from murmurate.datasets._image_headers import ImageError
+from murmurate.sources import image_worker
+plain, died, failed = image_worker.decode_augmented, Path(__file__).with_name("died"), []
+def flaky(place, *others):
+    if died.exists():
+        return plain(place, *others)
+    if failed:
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    failed.append(place)
+    raise ImageError("unreadable file", "it cannot be read (Stale file handle)")
+image_worker.decode_augmented = flaky
+image_worker.main()
+"""
+
+
+def test_what_a_decoder_could_not_read_before_it_died_is_read_again(path, tmp_path, monkeypatch):
+    """As where a network disk comes back."""
+    (tmp_path / "flaky_decoder.py").write_text(FLAKY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(image_processes, "_MODULE", "flaky_decoder")
+    it = source(path, 1)
+    assert sorted(numbers(taken(it, 6))[:26]) == list(range(26))
+    assert [kind for kind, _ in it.events()] == ["decoder died"]
+    it.close()
+
+
 def test_a_decoder_that_cannot_start_ends_the_run(path, monkeypatch):
     monkeypatch.setattr(image_processes, "_MODULE", "no_such_module")
     monkeypatch.setattr(image_processes, "_CHECK_SECONDS", 0.01)

@@ -71,6 +71,8 @@ def decode_part(memory: BatchMemory, slot: int, settings: WorkerSettings) -> Non
             cause, detail = error.args
             results["detail"][position] = detail.encode("utf-8", "backslashreplace")[:200]
             results["cause"][position] = cause.encode()
+        else:
+            results["cause"][position] = b""  # what a process that has died since may have found
 
 
 def _exit_with_learner(stdin: IO[bytes]) -> None:
