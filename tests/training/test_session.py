@@ -90,6 +90,28 @@ def test_what_an_evaluation_raises_at_the_end_fails_the_run_with_its_checkpoint(
     assert main(["eval", str(folder), "--episodes", "1"]) == 0
 
 
+def test_a_run_that_failed_has_a_summary_even_if_its_evaluation_fails_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does where an environment has broken for good."""
+    commit = Coordinator.commit_final
+
+    def burst(self: Coordinator) -> None:
+        commit(self)
+        raise RunFailed("it burst")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RunFailed("the environment does not start")
+
+    monkeypatch.setattr(Coordinator, "commit_final", burst)
+    monkeypatch.setattr(summary, "figures", broken)
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
+    finish = train(run, tmp_path / "run")
+    assert finish.code == 1
+    written = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (written["exit"], written["eval_return_mean"]) == ("failed: it burst", None)
+
+
 def test_an_interrupt_cuts_only_the_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -363,10 +363,10 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
             code, reason = _exit_status(coordinator)
             summary = summarize(run, folder, coordinator, reason, evaluated=False)
         except Exception as problem:
-            is_expected = isinstance(problem, Refusal | RunFailed | OSError | MemoryError)
-            if isinstance(problem, FolderGone) or (is_expected and not is_complete):
+            if isinstance(problem, FolderGone):
                 raise
-            raised = None if is_expected else problem
+            raised = None if isinstance(problem, Refusal | RunFailed | OSError | MemoryError) else problem
+            code, reason = _exit_status(coordinator)
             if is_complete:
                 evaluation_cut = True
                 cause = f"{type(problem).__name__}: {str(problem).rstrip('.')}"
