@@ -77,6 +77,8 @@ def test_claims_compare_memr_with_mbpo() -> None:
     (claim,) = memr.claims([mbpo, row("memr", 2700.0, 500.0, 325_000, 6e6)])
     assert not claim["reached"], "it is MBPO's deviation that counts"
     assert memr.claims([mbpo]) == []
+    (claim,) = memr.claims([mbpo | {"policy_updates": 0}, row("memr", 2700.0, 500.0, 325_000, 6e6)])
+    assert claim["share_of_updates"] is None
     (claim,) = memr.claims([mbpo, row("memr", 2850.0, 10.0, 325_000, 6e6) | {"diverged": 1}])
     assert not claim["reached"], "survivors alone are not judged"
 

@@ -204,8 +204,14 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             {
                 "task": task,
                 "reached": not memr["diverged"] and memr["mean"] >= least,
-                "share_of_updates": memr["policy_updates"] / mbpo["policy_updates"],
-                "share_of_imagined_transitions": memr["imagined_transitions"] / mbpo["imagined_transitions"],
+                "share_of_updates": _share(memr, mbpo, "policy_updates"),
+                "share_of_imagined_transitions": _share(memr, mbpo, "imagined_transitions"),
             }
         )
     return results
+
+
+def _share(memr: Mapping[str, Any], mbpo: Mapping[str, Any], name: str) -> float | None:
+    """MEMR's number over MBPO's; None where MBPO has none, as with a budget that ends before its first
+    update."""
+    return memr[name] / mbpo[name] if mbpo[name] else None

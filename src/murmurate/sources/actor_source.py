@@ -13,6 +13,7 @@ from murmurate.sources.actor_processes import ActorPlan, ActorProcess, ActorProc
 from murmurate.sources.polling import Backoff
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.shared_ring import ActorRing, ActorStep
+from murmurate.sources.simulator_groups import check_loaded_simulators
 from murmurate.spec import Batch, EnvSpec, Episode
 
 _POLLS = 50  # most polls of the rings between two calls of ``alive``
@@ -123,10 +124,7 @@ class ActorSource:
 
     def load(self, state: dict[str, Any]) -> None:
         """Like ``ReplaySource.load``, but the actors begin new episodes, with new seeds."""
-        if len(state["first"]) != self.plan.simulators:
-            raise ValueError(
-                f"the state is of {len(state['first'])} simulators, these are {self.plan.simulators}"
-            )
+        check_loaded_simulators(state, self.plan.simulators)
         self._sampler.load(state)
 
     def fresh_start(self, batches: int) -> None:
