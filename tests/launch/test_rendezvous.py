@@ -191,6 +191,13 @@ def test_a_run_folder_that_is_another_one_here_is_refused(server: TCPStore, tmp_
             check_folder(dataclasses.replace(right, folder=str(folder)))
 
 
+@pytest.mark.parametrize("address", ["no-such-host.invalid", "a..b"])
+def test_an_address_without_a_route_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MURMURATE_ADDRESS", raising=False)
+    with pytest.raises(Refusal, match=f"finds no route to {address}. Set MURMURATE_ADDRESS"):
+        own_address(address)
+
+
 def test_the_own_address_is_that_of_the_route_of_either_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     """On hosts that have routes of some protocols only."""
     routes = {socket.AF_INET: "192.0.2.7", socket.AF_INET6: "2001:db8::7"}

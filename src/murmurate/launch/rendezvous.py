@@ -384,7 +384,7 @@ def own_address(leader: str, others: Sequence[str] = ()) -> str:
 
 def _route(address: str) -> str:
     """This host's address on the route to ``address``, by IPv4 where both are possible; nothing is sent."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):  # the latter of names that are none, such as a..b
         found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
         for family, kind, protocol, _, target in sorted(found, key=lambda each: each[0]):
             if ipaddress.ip_address(target[0]).is_loopback:
