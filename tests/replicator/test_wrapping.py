@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import pickle
 
 import pytest
@@ -459,6 +460,21 @@ def test_what_cannot_be_wrapped_is_refused_and_stays_as_it_was(make, words):
     with pytest.raises(Refusal, match=words):
         alone(lambda loop: loop.wrap_optimizer(optimizer))
     assert [id(p) for g in optimizer.param_groups for p in g["params"]] == before
+
+
+@pytest.mark.parametrize("clip", [-1.0, 0, math.nan, "1"])
+def test_a_clip_that_is_not_above_0_is_refused(clip):
+    def script(loop):
+        net = tanh_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        parameter = next(net.parameters())
+        with pytest.raises(Refusal, match=r"clip is .+give the largest norm of the gradient"):
+            loop.wrap_optimizer(optimizer, net, clip=clip)
+        assert optimizer.param_groups[0]["params"][0] is parameter
+        with pytest.raises(Refusal, match="clip is"):
+            loop.replicate_over_devices("net", net, lambda p: torch.optim.SGD(p, lr=0.1), clip=clip)
+
+    alone(script)
 
 
 def test_an_optimizer_of_ones_own_that_steps_all_parameters_alike_is_wrapped():

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
 
+from murmurate.errors import Refusal
+
 
 class NotFinite(RuntimeError):
     """A loss or gradient is NaN or infinite; the message says which, where and when."""
+
+
+def checked_clip(clip: float | None) -> float | None:
+    """``clip``, the largest norm of a gradient. Raises Refusal unless it is None or a number above 0: a
+    negative one would turn the gradient round."""
+    if clip is not None and not (isinstance(clip, Real) and clip > 0):
+        raise Refusal(f"clip is {clip!r}: give the largest norm of the gradient, a number above 0")
+    return clip
 
 
 def check_loss(loss: Tensor, name: str, clock: int) -> None:

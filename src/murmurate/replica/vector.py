@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from murmurate.replica.clipping import NotFinite, check_loss, clip_
+from murmurate.replica.clipping import NotFinite, check_loss, checked_clip, clip_
 from murmurate.replica.layout import (
     check_views,
     disable_rnn_flattening,
@@ -101,7 +101,7 @@ class Replica:
             raise ValueError("shape_aware optimizers step the parameters themselves: leave out compute_dtype")
         self.name = name
         self.module = module
-        self.clip = clip
+        self.clip = checked_clip(clip)
         self.schedule = schedule
         self.clock = 0
         self._checked = False  # whether the views were still in place after the first backward

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.errors import Refusal
-from murmurate.replica.clipping import check_loss, check_norm, factor
+from murmurate.replica.clipping import check_loss, check_norm, checked_clip, factor
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.optimizer_wrapper import ParameterModule
 
@@ -46,7 +46,7 @@ class ModelParallelReplica:
     """
 
     def __init__(self, name: str, shards: Sequence[Replica], clip: float | None) -> None:
-        self.name, self.shards, self.clip = name, list(shards), clip
+        self.name, self.shards, self.clip = name, list(shards), checked_clip(clip)
         self.gradient_norm: Tensor | None = None
 
     @property
