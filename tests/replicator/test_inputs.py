@@ -40,6 +40,12 @@ def test_time_major_batches_are_split_along_their_second_dimension():
     assert one[0][1] == two[0][1] == 5
 
 
+@pytest.mark.parametrize("dimension", [-1, "time"])
+def test_batches_are_split_along_a_dimension_counted_from_0(dimension):
+    with pytest.raises(Refusal, match="give the number of a dimension, from 0"):
+        split_along(dimension)
+
+
 def test_a_split_of_ones_own():
     def every_other(batch, shares, index):
         return batch[index::shares]

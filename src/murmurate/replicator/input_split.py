@@ -40,8 +40,10 @@ def split_along(dimension: int) -> Split:
     over replicas is the mean over rows.
 
     The function raises Refusal for lists and tensors of another length, for lists of lists of numbers, and
-    for objects of other types.
+    for objects of other types. Raises Refusal for a ``dimension`` that is no whole number of 0 or more.
     """
+    if not isinstance(dimension, int) or dimension < 0:
+        raise Refusal(f"split_along is given {dimension!r}: give the number of a dimension, from 0")
 
     def split(batch: Any, shares: int, index: int) -> Any:
         leaves = pytree.tree_leaves(batch, is_leaf=_is_leaf)
