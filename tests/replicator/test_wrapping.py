@@ -448,6 +448,7 @@ class TakesAnother(DecaysMatrices):
             lambda net: torch.optim.LBFGS(net.parameters()),
             "LBFGS computes the loss several times in one step",
         ),
+        (lambda net: torch.optim.SparseAdam(net.parameters()), "Use Adam, whose step is dense"),
         (lambda net: torch.optim.Adafactor(net.parameters()), "shape_aware=True"),
         (mixed, "more than one dtype"),
         (frozen, "require no gradient"),

@@ -51,7 +51,12 @@ def check_can_be_wrapped(
             f"{name} computes the loss several times in one step, by the closure that it is given, and a "
             "step of a strategy is one gradient. Use an optimizer that steps without a closure, such as Adam."
         )
-    if name in ("SparseAdam", "Muon", "Adafactor") or _looks_at_shapes(optimizer):
+    if name == "SparseAdam":
+        raise Refusal(
+            "SparseAdam needs sparse gradients, and replicas exchange dense ones. Use Adam, whose step is "
+            "dense, also for an embedding with sparse=True."
+        )
+    if name in ("Muon", "Adafactor") or _looks_at_shapes(optimizer):
         raise Refusal(
             f"{name} does not step a flat vector of gradients. Use replicate(name, module, make_optimizer, "
             "shape_aware=True) for optimizers that look at shapes, or another optimizer."
