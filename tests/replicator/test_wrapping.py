@@ -268,6 +268,26 @@ def test_two_losses_and_two_optimizers_alone_and_replicated():
 # -- clipping, moments, state -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "clear", [lambda net, optimizer: optimizer.zero_grad(), lambda net, _: net.zero_grad()]
+)
+def test_gradients_may_be_clipped_through_the_parameter_groups(clear):
+    def script(loop, wrapped):
+        net = tanh_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        if wrapped:
+            optimizer = loop.wrap_optimizer(optimizer, net)
+        for x, y in pairs(4):
+            clear(net, optimizer)
+            F.mse_loss(net(x), y).backward()
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.05)
+            optimizer.step()
+        return [p.detach() for p in net.parameters()]
+
+    wrapped, plain = (alone(functools.partial(script, wrapped=w)) for w in (True, False))
+    torch.testing.assert_close(wrapped, plain, rtol=1e-12, atol=1e-12)
+
+
 def test_clipping_acts_on_the_averaged_gradient():
     def clipped():
         net = tanh_net()

@@ -156,6 +156,13 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's groups, whose gradients are those of the module's parameters: a script may
+        clip them after ``module.zero_grad()``, which detached these."""
+        self._attach_gradients()
+        return self.optimizer.param_groups
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise Refusal(
             "a wrapped optimizer cannot be copied or pickled, as it is bound to the channels of this run. "
