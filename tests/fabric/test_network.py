@@ -301,7 +301,7 @@ def test_a_member_that_works_is_waited_for_beyond_the_deadline(working, monkeypa
             assert torch.equal(x, fill(2))
             assert torch.equal(y, fill(2))
         else:
-            with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1"):
+            with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1.*larger deadline_s"):
                 here.mean_(x)
             assert passed == 2  # the deadline, and the time that the leader's message may take
 
@@ -320,6 +320,6 @@ def test_a_member_that_goes_on_with_other_rounds_is_not_waited_for():
 
         wait = fabrics[0].endpoint.wait
         fabrics[0].endpoint.wait = lambda condition, *rest: wait(lambda: alone(condition), *rest)
-        with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1"):
+        with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1.*larger deadline_s"):
             here.mean_(fill(1))
         fabrics[0].endpoint.wait = wait

@@ -61,6 +61,14 @@ class Message(NamedTuple):
     note: float = 0.0
 
 
+# the end of a message about members that missed a deadline
+STILL_ALIVE = (
+    "They are alive but do not answer: they hang, do something else for longer (a script in which one "
+    "replica evaluates alone may give murmurate.run a larger deadline_seconds), or have left their loop "
+    "while others go on. Look at their logs or output."
+)
+
+
 class FabricError(RuntimeError):
     """Communication between members failed; the message names the member and the remedy."""
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from murmurate.buffers import as_tensor
-from murmurate.fabric.interface import FabricError, Traffic
+from murmurate.fabric.interface import STILL_ALIVE, FabricError, Traffic
 from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Engine
@@ -229,7 +229,7 @@ class NetworkCollectives:
     def _missing_message(self, number: int, silent: list[int]) -> str:
         return (
             f"rank(s) {silent} did not join round {number} of channel '{self._name}' within "
-            f"{self._endpoint.deadline_seconds:g} s. They are alive but silent: see their logs or output."
+            f"{self._endpoint.deadline_seconds:g} s. {STILL_ALIVE}"
         )
 
     def _left_out_message(self, rank: int) -> str:

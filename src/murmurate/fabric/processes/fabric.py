@@ -26,6 +26,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import (
+    STILL_ALIVE,
     Capability,
     Fabric,
     FabricError,
@@ -285,8 +286,7 @@ class ProcessChannel:
             raise FabricError(
                 f"rank {self._fabric_rank(self.rank)} waited {self.deadline_seconds:g} s for rank(s) "
                 f"{[self._fabric_rank(r) for r in late]} in round {number} "
-                f"of channel '{self.name}'. They are alive but do not answer: they hang, or have left their "
-                "loop while others go on. Look at their logs or output."
+                f"of channel '{self.name}'. {STILL_ALIVE}"
             )
         # a member that did not take part has died, and is left out until it is admitted again
         self._partners &= self._rounds >= number
