@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.machinery
 import importlib.util
 import os
 import pickle
@@ -181,6 +182,18 @@ def test_a_main_from_a_notebook_is_refused_where_other_processes_must_import_it(
     for main in (who, functools.partial(who)):
         with pytest.raises(Refusal, match=r"who was defined in a notebook.*%%writefile.*launcher='inline'"):
             run(main, replicas=2)
+
+
+@pytest.mark.parametrize("started_as", ["__main__", "package.__main__"])
+def test_a_main_from_the_file_of_a_folder_that_was_started_is_refused(monkeypatch, started_as):
+    script = sys.modules["__main__"]
+    monkeypatch.setattr(script, "__file__", "__main__.py", raising=False)
+    monkeypatch.setattr(script, "__spec__", importlib.machinery.ModuleSpec(started_as, None))
+    monkeypatch.setattr(script, "my_main", who, raising=False)
+    monkeypatch.setattr(who, "__module__", "__main__")
+    monkeypatch.setattr(who, "__qualname__", "my_main")
+    with pytest.raises(Refusal, match=r"who was defined in a file __main__.py.*Move it to another file"):
+        run(who, replicas=2)
 
 
 def test_a_result_that_cannot_travel_is_an_error_that_says_so():

@@ -156,13 +156,20 @@ class ScriptSettings:
                 f"the script's main cannot be sent to a process ({error}). Let it be a function at module "
                 "level, or use launcher='inline'."
             ) from error
-        file = getattr(sys.modules["__main__"], "__file__", "<stdin>")
-        if b"__main__" in content and file == "<stdin>":
+        script = sys.modules["__main__"]
+        if b"__main__" in content and getattr(script, "__file__", "<stdin>") == "<stdin>":
             raise Refusal(
                 f"{_name(self.main)} was defined in a notebook or at a prompt, or read from standard input, "
                 "and other processes cannot import it from there. Write it to a file (in a notebook, "
                 "%%writefile my_training.py at the top of its cell) and import it from there, or use "
                 "launcher='inline'."
+            )
+        started_as = getattr(getattr(script, "__spec__", None), "name", "")  # "" for python FILE
+        if b"__main__" in content and started_as.split(".")[-1] == "__main__":
+            raise Refusal(
+                f"{_name(self.main)} was defined in a file __main__.py, and other processes cannot import it "
+                "from there where the folder's name is what was started. Move it to another file and import "
+                "it from there, or use launcher='inline'."
             )
         return content
 
