@@ -550,6 +550,16 @@ def test_an_optimizer_of_another_modules_parameters_is_refused():
     )
 
 
+@pytest.mark.parametrize("given", [lambda net: [net], lambda net: net.parameters(), lambda _: "generator"])
+def test_what_is_no_module_is_refused_as_one(given):
+    def script(loop):
+        net = tanh_net()
+        with pytest.raises(Refusal, match=r"is a (list|generator|str): give the module that has"):
+            loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), given(net))
+
+    alone(script)
+
+
 def test_steps_and_groups_of_the_optimizer_inside_are_refused():
     def steps(loop):
         optimizer = torch.optim.SGD(tanh_net().parameters(), lr=0.1)

@@ -23,6 +23,11 @@ def check_can_be_wrapped(
     name = type(optimizer).__name__
     if not hasattr(optimizer, "param_groups"):
         raise Refusal(f"{name} is no optimizer: call wrap_optimizer(optimizer, module), in this order.")
+    if not isinstance(module, nn.Module | None):
+        raise Refusal(
+            f"the second argument of wrap_optimizer is a {type(module).__name__}: give the module that has "
+            "the parameters (for several, an nn.ModuleList of them), or leave it out."
+        )
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     if not owned:
         raise Refusal(f"{name} has no parameters: give it those that it is to step, then wrap it.")
