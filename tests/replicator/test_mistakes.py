@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import warnings
 
@@ -402,8 +403,9 @@ def test_a_resume_under_another_strategy_or_number_of_replicas_is_refused():
     ):
         with pytest.raises(Refusal, match=f"saved under all-reduce with 2 replicas, and {words}"):
             loops(size, lambda loop: resume(loop, states[0]), strategy=strategy)
-    with pytest.raises(Refusal, match="the state has no replica 'optimizer 0', but 'net'"):
-        loops(2, lambda loop: resume(loop, {"net": states[0]["optimizer 0"]}))
+    for state, found in (({"net": states[0]["optimizer 0"]}, "'net'"), ({}, "nothing")):
+        with pytest.raises(Refusal, match=f"the state has no replica 'optimizer 0', but {found}: load what"):
+            loops(2, functools.partial(resume, state=state))
     earlier = [{"optimizer 0": {k: v for k, v in one["optimizer 0"].items() if k != "run"}} for one in states]
     for kept in (states, earlier):
         first, second = loops(2, lambda loop, kept=kept: resume(loop, kept[loop.rank]))

@@ -40,7 +40,11 @@ class ResumableLoop(LoopCollectives):
         own = {"strategy": self.strategy.name, "replicas": self.size}
         for name in self.bound_replicas:
             if name not in state:
-                raise Refusal(f"the state has no replica '{name}', but {', '.join(map(repr, state))}")
+                found = ", ".join(map(repr, state)) or "nothing"
+                raise Refusal(
+                    f"the state has no replica '{name}', but {found}: load what replicator.state() returned, "
+                    "in a script that wraps the same optimizers."
+                )
             saved = state[name].get("run", own)
             if saved != own and not self.parts.rank:
                 raise Refusal(
