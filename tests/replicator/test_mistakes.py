@@ -249,6 +249,23 @@ def even(loop):
         return [str(one.message) for one in caught if "returned from main" in str(one.message)]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "fields"),
+    [(Elastic(period=5), "period"), (DPSGD(batch=2, local_updates=3), "local_updates or batch")],
+)
+@pytest.mark.parametrize("steps", [0, 4, 12])
+def test_updates_that_never_reached_the_centre_are_told(strategy, fields, steps):
+    def script(loop):
+        net = tanh_net(torch.float32)
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        trained(loop, net, optimizer, loop.inputs(pairs(steps, dtype=torch.float32)))
+
+    _, told = warned(lambda: run(script, replicas=2, strategy=strategy, launcher="inline"), "no update of")
+    assert len(told) == (steps == 4)
+    for message in told:
+        assert message.endswith(f"Make more steps, or the strategy's {fields} smaller.")
+
+
 def test_a_replica_that_returns_early_is_told_by_one_of_the_others():
     (told,), silent = run(uneven, replicas=2, strategy="all-reduce")
     assert told.startswith("replica 1 after 3 steps returned from main")

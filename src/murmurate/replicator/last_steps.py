@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from murmurate.fabric.interface import Capability, Channel, Fabric
+from murmurate.fabric.interface import Capability, Channel, Fabric, FabricError
 from murmurate.strategies.reply import require_centre
 
 
@@ -63,6 +63,18 @@ class LastSteps:
         """Wait for the others' ends; False if a living member did not end in time."""
         others = self._others()
         return self.channel is None or self.channel.wait_newer(others, [0] * len(others), deadline_seconds)
+
+    def require_register(self) -> None:
+        """Raise FabricError if nothing is known of the others."""
+        if self.channel is None:
+            raise FabricError("a centre needs a register, to learn that the others have ended")
+
+    def warn_if_stepped(self, message: str) -> None:
+        """At a centre, when all have ended: warn of ``message``, unless it is empty or no replica stepped."""
+        channel = self.channel
+        ended = self.ended(range(self._replicas)) if message else []
+        if channel is not None and any(channel.peek(rank)[0].any() for rank in ended):
+            warnings.warn(message, stacklevel=5)
 
     def require_centre(self) -> None:
         """Raise FabricError if the centre, which is the last rank, was lost before it ended."""

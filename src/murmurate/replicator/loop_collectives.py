@@ -40,6 +40,11 @@ class LoopCollectives(Replicator):
         return self.fabric.size - self.strategy.centre
 
     @property
+    def _more_pushes(self) -> str:
+        fields = self.strategy.behaviour.pushes_after.replace("--strategy.", "").replace("-", "_")
+        return f"Make more steps, or the strategy's {fields} smaller."
+
+    @property
     def everyone(self) -> Group:
         """All replicas."""
         return self._group(range(self.size), "a collective")

@@ -273,10 +273,11 @@ class Replicator:
         names = self._unchanged(refused=False)
         if not names:
             return ""
-        return (
-            f"no update of {names} has reached the centre: the model has not changed. "
-            f"Make the run longer (--updates), or {self.strategy.behaviour.pushes_after} smaller."
-        )
+        return f"no update of {names} has reached the centre: the model has not changed. {self._more_pushes}"
+
+    @property
+    def _more_pushes(self) -> str:
+        return f"Make the run longer (--updates), or {self.strategy.behaviour.pushes_after} smaller."
 
     def _unchanged(self, *, refused: bool) -> str:
         """Names of replicas without an update: with ``refused``, those whose messages were all refused; else

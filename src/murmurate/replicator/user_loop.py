@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import Capability, Fabric, FabricError
+from murmurate.fabric.interface import Capability, Fabric
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.replicator.agreed import agreed_tensors
 from murmurate.replicator.collectives import Group
@@ -388,12 +388,12 @@ class OwnLoop(ResumableLoop):
 
     def _serve(self) -> None:
         """Serve until each replica has ended or is lost; process the last messages; publish the result."""
-        if self._ends.channel is None:
-            raise FabricError("a centre needs a register, to learn that the others have ended")
+        self._ends.require_register()
         self.serve_until(self._ends.all_ended)
         self.drain(FINAL_DRAIN, _DRAIN_SECONDS)
         self.publish()
         self._ends.publish()
+        self._ends.warn_if_stepped(self.no_update_warning)
 
 
 def _detached(leaf: Any) -> Tensor:
