@@ -21,6 +21,7 @@ import murmurate
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.processes.fabric import Died
 from murmurate.launch.script import run
+from murmurate.launch.script_member import stdout_of
 from murmurate.strategies.gala import GALA
 from replicator.steps import alone, loops
 from waiting import until
@@ -112,13 +113,21 @@ def one_is_killed(loop):
         optimizer.step()
         if loop.rank and step == 5:
             until(lambda: 0 not in loop.fabric.living(), "the news of rank 0's death")
-    return loop.is_main, optimizer.last.round
+    return loop.is_main, sys.stdout.is_main(), optimizer.last.round
 
 
 def test_the_others_go_on_without_one_that_is_killed():
     dead, *others = run(one_is_killed, replicas=3)
     assert dead == Died(0, -signal.SIGKILL)
-    assert others == [(True, 30), (False, 30)]  # rank 1 prints and saves now
+    assert others == [(True, True, 30), (False, False, 30)]  # rank 1 prints and saves now
+
+
+def test_another_replica_prints_only_when_it_is_the_lowest(capsys):
+    with stdout_of("main", 1) as out:
+        print("not this", file=out, flush=True)
+        out.is_main = lambda: True
+        print("but this", file=out, flush=True)
+    assert capsys.readouterr().out == "but this\n"
 
 
 def all_are_killed(loop):

@@ -83,6 +83,8 @@ class ScriptSettings:
             collectives=self.collectives,
         )
         result = None
+        if isinstance(sys.stdout, OfMain):
+            sys.stdout.is_main = lambda: loop.is_main
         with loop:
             try:
                 result = self.main(loop)
@@ -186,9 +188,9 @@ def _name(main: Main) -> str:
 
 
 def stdout_of(output: str, rank: int) -> IO[str] | io.TextIOBase:
-    """The stream for this member's output: ``os.devnull``, stdout, or stdout with lines marked by rank."""
+    """The stream for this member's output: stdout, ``OfMain``, or stdout with lines marked by rank."""
     if output == "main":
-        return sys.stdout if rank == 0 else open(os.devnull, "w")
+        return sys.stdout if rank == 0 else OfMain()
     return _Marked(f"[{rank}] ")
 
 
@@ -200,6 +202,26 @@ def ended(out: IO[str] | io.TextIOBase) -> Iterator[None]:
     finally:
         if isinstance(out, WholeLines):
             out.end()
+
+
+class OfMain(io.TextIOWrapper):
+    """Writes to ``os.devnull``, and to stdout as soon as ``is_main()``: when all lower ranks have died."""
+
+    def __init__(self) -> None:
+        super().__init__(open(os.devnull, "wb"), encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.is_main: Callable[[], bool] = lambda: False
+        self._stdout, self._has_written = sys.stdout, False
+
+    def write(self, text: str) -> int:
+        if not self.is_main():
+            return super().write(text)
+        self._has_written = True
+        return self._stdout.write(text)
+
+    def flush(self) -> None:
+        super().flush()
+        if self._has_written:
+            self._stdout.flush()
 
 
 class ByThread(io.TextIOBase):
