@@ -95,15 +95,23 @@ def test_a_run_that_ends_before_its_first_update_says_so(
     assert "It ended before the first update: make the run longer." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["on_record", "on_checkpoint", "on_end"])
-def test_a_callback_that_fails_ends_the_run_and_keeps_the_checkpoint(method: str, tmp_path: Path) -> None:
-    error = KeyError("mine")
-
+@pytest.mark.parametrize(
+    ("method", "error", "words"),
+    [
+        ("on_record", KeyError("mine"), "KeyError: 'mine'"),
+        ("on_checkpoint", KeyError("mine"), "KeyError: 'mine'"),
+        ("on_end", KeyError("mine"), "KeyError: 'mine'"),
+        ("on_record", SystemExit(3), "SystemExit: 3"),
+    ],
+)
+def test_a_callback_that_fails_ends_the_run_and_keeps_the_checkpoint(
+    method: str, error: BaseException, words: str, tmp_path: Path
+) -> None:
     def fail(argument: object) -> None:
         raise error
 
     callback = type("Broken", (), {method: staticmethod(fail)})()
-    with pytest.raises(murmurate.RunFailed, match=rf"Broken\.{method} raised KeyError: 'mine'") as failure:
+    with pytest.raises(murmurate.RunFailed, match=rf"Broken\.{method} raised {words}") as failure:
         murmurate.train("cartpole-a2c", updates=40, out=tmp_path / "run", callbacks=[callback], **SHORT)
     assert failure.value.__cause__ is error
     assert murmurate.load(tmp_path / "run").act([0.0] * 4) in (0, 1)

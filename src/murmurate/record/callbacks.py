@@ -133,7 +133,7 @@ class Callbacks:
     def __init__(self, callbacks: Iterable[Any], since_seconds: float = 0.0) -> None:
         self._callbacks = list(callbacks)
         self._since = since_seconds
-        self.error: Exception | None = None
+        self.error: Exception | SystemExit | None = None
         self.failure = ""
 
     def __bool__(self) -> bool:
@@ -170,7 +170,7 @@ class Callbacks:
             name = f"{type(callback).__name__}.{method}"
             try:
                 returned = getattr(callback, method, lambda _: None)(argument)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # sys.exit() must not leave a run that is not saved
                 # by identity: callbacks may be equal, or not comparable
                 self._callbacks = [other for other in self._callbacks if other is not callback]
                 if self.error is None:

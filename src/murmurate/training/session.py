@@ -57,7 +57,7 @@ class Finish:
     summary: dict[str, Any] | None
     folder: Path | None = None
     run: Run | None = None
-    error: Exception | None = None
+    error: Exception | SystemExit | None = None
     evaluation_cut: bool = False
 
     @property
