@@ -28,6 +28,7 @@ OBSERVATIONS = {
         {"b": spaces.Dict({"x": spaces.Discrete(2), "a": spaces.Box(0, 9, (), np.float32)}),
          "a": spaces.Tuple((spaces.MultiBinary(2), spaces.Box(0, 255, (4,), np.uint8)))}
     ),
+    "OneOf": spaces.OneOf((spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32))),
 }  # fmt: skip
 ACTIONS = {
     "Discrete": spaces.Discrete(3, start=-1),
@@ -133,6 +134,7 @@ def test_the_last_axis_of_an_image_is_its_channels(
         (OBSERVATIONS["MultiDiscrete"], np.array([1, 6])),
         (OBSERVATIONS["MultiBinary"], np.full((2, 3), 2)),
         (OBSERVATIONS["Tuple"], (-1, np.zeros((2, 2)))),
+        (OBSERVATIONS["OneOf"], (2, 1)),
         (spaces.MultiDiscrete([3, 4]), np.array([0.5, np.nan])),
     ],
 )
@@ -159,6 +161,9 @@ def test_a_discrete_observation_may_have_another_type() -> None:
         (spaces.Dict({"eye": IMAGE}), ("ear",), "no key 'ear'.*from: eye"),
         (spaces.Discrete(3), ("ear",), "no Dict with the key 'ear'"),
         (spaces.Dict({"bag": spaces.Sequence(spaces.Discrete(2))}), (), r"'bag' \(Sequence\).*fixed size"),
+        (spaces.Sequence(spaces.Discrete(2)), (), "hold a Sequence, which has no fixed size"),
+        (spaces.Dict({}), (), r"Dict\(\), which holds no numbers"),
+        (spaces.Box(0, 1, (2, 0)), (), "which holds no numbers"),
     ],
 )
 def test_observations_that_are_refused(space: Any, observe: tuple[str, ...], words: str) -> None:
@@ -229,6 +234,7 @@ def test_vectors_of_whole_numbers_are_rounded() -> None:
         spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,)))),
         spaces.Text(4),
         spaces.Dict({}),
+        spaces.Box(0, 1, (0,)),
     ],
 )
 def test_actions_that_are_refused(space: Any) -> None:

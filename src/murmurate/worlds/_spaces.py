@@ -71,9 +71,15 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             all.
 
     Raises:
-        Refusal: for an image in a Dict or Tuple, a space without a fixed size, or a key that is not there.
+        Refusal: for an image in a Dict or Tuple, a space without a fixed size or without numbers, or a key
+            that is not there.
     """
     selected, pick = _selected(space, name, observe)
+    if all(leaf.shape is not None and 0 in leaf.shape for _, leaf in _leaves(selected)):
+        raise Refusal(
+            f"The observations of {name} are {selected}, which holds no numbers, and an agent needs one at "
+            "least. Apply a wrapper that gives a constant, such as [1.0]."
+        )
     if isinstance(selected, spaces.Box) and selected.shape:
         convert = _box_converter(selected)
         return ObservationFormat(
@@ -89,7 +95,7 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
         )
     if not selected.is_np_flattenable:
         unfit = [
-            f"'{path}' ({type(leaf).__name__})"
+            f"'{path}' ({type(leaf).__name__})" if path else f"a {type(leaf).__name__}"
             for path, leaf in _leaves(selected)
             if not leaf.is_np_flattenable
         ]
@@ -175,13 +181,13 @@ def action_format(space: Any, name: str, joint_actions: int = JOINT_ACTIONS) -> 
     """
     if isinstance(space, spaces.Discrete):
         return _discrete_actions(space, name)
-    if isinstance(space, spaces.Box) and space.shape:
+    if isinstance(space, spaces.Box) and space.shape and space.low.size:
         low, high = space.low, space.high
         return _vector_actions(
             low, high, tuple(space.shape), lambda action: _in_dtype(np.clip(action, low, high), space)
         )
     leaves = [leaf for _, leaf in _leaves(space)]
-    if leaves and all(isinstance(leaf, spaces.Box) for leaf in leaves):
+    if all(isinstance(leaf, spaces.Box) for leaf in leaves) and any(leaf.low.size for leaf in leaves):
         low = np.concatenate([np.ravel(leaf.low) for leaf in leaves])
         high = np.concatenate([np.ravel(leaf.high) for leaf in leaves])
         return _vector_actions(
@@ -283,8 +289,13 @@ def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
         part = _item_at(observation, path)
     except (KeyError, IndexError, TypeError):
         raise ValueError(f"{place} is missing") from None
-    if space.shape is None:  # Text
-        if not isinstance(part, str) or len(part) > space.max_length or set(part) - space.character_set:
+    if space.shape is None:  # Text, OneOf
+        if isinstance(space, spaces.Text):
+            is_short = isinstance(part, str) and len(part) <= space.max_length
+            fits = is_short and not set(part) - space.character_set
+        else:
+            fits = space.contains(part)
+        if not fits:
             raise ValueError(f"{place} is {part!r}, and not in {space}")
         return
     shape = np.shape(part)
