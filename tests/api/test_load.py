@@ -69,6 +69,8 @@ def test_one_observation_or_a_batch_of_numbers_or_tensors(trained: MakeModel) ->
     np.testing.assert_array_equal(together, singly)
     np.testing.assert_array_equal(together, model.act(torch.from_numpy(batch)))
     np.testing.assert_array_equal(together, model.act(batch.tolist()))
+    rounded = torch.from_numpy(batch).bfloat16()
+    np.testing.assert_array_equal(model.act(rounded), model.act(rounded.double()))
     drawn = {tuple(model.act(batch, greedy=False)) for _ in range(5)}
     assert len(drawn) > 1
 
@@ -102,10 +104,23 @@ def test_the_model_is_built_once(trained: MakeModel, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "observation", [np.zeros(3), np.zeros((2, 2, 4)), 1.0, "left", {"a": 1}, [np.inf] * 4]
+    ("observation", "words"),
+    [
+        (np.zeros(3), "observation"),
+        (np.zeros((2, 2, 4)), "observation"),
+        (1.0, "observation"),
+        ("left", "observation"),
+        ({"a": 1}, "observation"),
+        ([np.inf] * 4, "not finite"),
+        ([1e300] * 4, "not finite"),
+        (np.zeros((0, 4)), "no observation in the batch"),
+        ([], "no observation in the batch"),
+        ((np.zeros(4), {}), r"reset\(\) returns \(observation, info\)"),
+    ],
 )
-def test_other_observations_are_refused(observation: Any, trained: MakeModel) -> None:
-    with pytest.raises(murmurate.Refusal, match="observation"):
+@pytest.mark.filterwarnings("error")
+def test_other_observations_are_refused(observation: Any, words: str, trained: MakeModel) -> None:
+    with pytest.raises(murmurate.Refusal, match=words):
         trained("cartpole-a2c").act(observation)
 
 
@@ -510,6 +525,13 @@ def test_evaluate_is_murmurate_eval(trained: MakeModel, capsys: pytest.CaptureFi
     printed = json.loads(capsys.readouterr().out)
     assert figures["returns"] == printed["returns"]
     assert len(figures["returns"]) == 3
+    assert model.evaluate(np.int64(3), seed=np.int64(4)) == figures  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("episodes", "seed"), [(1.5, None), ("3", None), (3, "4"), (3, 0.5)])
+def test_numbers_that_are_no_integers_are_refused(episodes: Any, seed: Any, trained: MakeModel) -> None:
+    with pytest.raises(murmurate.Refusal, match=r"(episodes|seed) is .*; it must be int or None"):
+        trained("cartpole-a2c").evaluate(episodes, seed)
 
 
 def test_evaluate_is_of_the_model_that_acts(

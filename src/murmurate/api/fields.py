@@ -14,7 +14,7 @@ import numpy as np
 
 from murmurate.api.aliases import hint
 from murmurate.errors import Refusal
-from murmurate.ranges import OutOfRange, check_number, numbers_of
+from murmurate.ranges import OutOfRange, check_number, number_kinds, numbers_of
 from murmurate.training.data_record import places
 from murmurate.training.option_names import option_name
 from murmurate.training.run_folder import is_valid
@@ -112,6 +112,16 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
             remedy = f' Give its name: "FILE.py:{value.__name__}", or "module:{value.__name__}".'
         raise Refusal(f"{place} is {value!r}; it must be {_kind(kind)}.{remedy}")
     check_number(place, plain, numbers_of(config.__class__).get(field.name, ()), current)
+    return plain
+
+
+def integer(name: str, value: Any, kind: Any) -> int | None:
+    """The argument ``name`` as Python's own integer, or None. kind: its type and range. Raises Refusal for
+    another value."""
+    plain: int | None = _plain(value)
+    if not is_valid(int | None, plain):
+        raise Refusal(f"{name} is {value!r}; it must be int or None.")
+    check_number(name, plain, number_kinds(kind))
     return plain
 
 

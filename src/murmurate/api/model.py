@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from murmurate import recipes
 from murmurate.api.export import Exported, check_path, export_program, export_weights
-from murmurate.api.fields import with_places
-from murmurate.api.observations import array_of, without_tensors
+from murmurate.api.fields import integer, with_places
+from murmurate.api.observations import array_of, pair_hint, without_tensors
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
-from murmurate.ranges import Seed, check_number, number_kinds
+from murmurate.ranges import Seed
 from murmurate.replica.state_dict import tensors_of
 from murmurate.spec import EnvSpec, derive_generator
 from murmurate.training import checkpoint
@@ -204,6 +204,8 @@ class TrainedModel:
         full_shape, single_shape = tuple(self.spec.observation_shape), self._single_shape
         observation = without_tensors(observation)
         given = array_of(observation)
+        if given is not None and not given.size:
+            raise Refusal("there is no observation in the batch.")
         # n numbers, each a discrete observation, are not taken for one one-hot vector
         if given is not None and not self._are_numbers(given):
             for shape in (full_shape, single_shape):
@@ -214,6 +216,7 @@ class TrainedModel:
             kind = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
             raise Refusal(
                 f"the observation is {kind}, and the model reads {list(full_shape)}, or a batch of these."
+                f"{pair_hint(observation)}"
             )
         singles = formats.split(observation)
         try:
@@ -225,8 +228,8 @@ class TrainedModel:
                 rows = [formats.observe(each) for each in observation]
             except (ValueError, TypeError, KeyError, IndexError):
                 raise Refusal(
-                    f"the observation is not one of {self.run.world.name}: {problem}. It takes "
-                    f"{formats.about}, or a batch of these."
+                    f"the observation is not one of {self.run.world.name}: {str(problem).rstrip('.')}. It "
+                    f"takes {formats.about}, or a batch of these.{pair_hint(observation)}"
                 ) from problem
         return self._typed(np.stack(rows)), False
 
@@ -248,7 +251,8 @@ class TrainedModel:
             raise Refusal(f"the observation is of {rows.dtype}, and the model reads images of uint8.")
         if rows.dtype.kind not in "biuf":
             raise Refusal(f"the observation holds {rows.dtype}, and the model reads numbers.")
-        typed = np.array(rows, kind)
+        with np.errstate(over="ignore"):  # what overflows is not finite
+            typed = np.array(rows, kind)
         if not np.isfinite(typed).all():
             raise Refusal("the observation holds numbers that are not finite.")
         return typed
@@ -335,7 +339,7 @@ class TrainedModel:
         Raises:
             Refusal: for fewer than one game, a negative seed, and where the data set is gone.
         """
-        check_number("seed", seed, number_kinds(Seed))
+        episodes, seed = integer("episodes", episodes, int), integer("seed", seed, Seed)
         with keeping_threads():
             result = figures(self.run, self._checkpoint, count=episodes, seed=seed, learner=self._learner)
         result.pop("best_eval_return_mean", None)  # it compares two checkpoints

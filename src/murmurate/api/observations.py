@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 
@@ -14,7 +15,8 @@ def without_tensors(observation: Any) -> Any:
     """``observation`` with tensors as arrays, also those in mappings, tuples and lists: gymnasium's discrete
     spaces contain no tensor."""
     if isinstance(observation, Tensor):
-        return observation.detach().cpu().numpy()
+        values = observation.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
     if isinstance(observation, Mapping):
         return {key: without_tensors(part) for key, part in observation.items()}
     if isinstance(observation, (list, tuple)):
@@ -34,3 +36,9 @@ def array_of(observation: Any) -> npt.NDArray[Any] | None:
     except ValueError:  # the parts differ in shape
         return None
     return None if array.dtype == object else array
+
+
+def pair_hint(observation: Any) -> str:
+    """A sentence, after a space, for what an environment's ``reset`` returns in place of an observation."""
+    is_pair = isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict)
+    return " reset() returns (observation, info): pass the first of the two." if is_pair else ""
