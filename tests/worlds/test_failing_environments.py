@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import murmurate
 from murmurate.errors import Refusal, RunFailed
 from murmurate.training import part_file
 from murmurate.worlds import _failures, _game_server, _own_env, served
@@ -342,6 +343,40 @@ class Leaving(Told):
 
 def make_leaving() -> Any:
     return _own_env.call(Leaving, "leaving", False)
+
+
+@pytest.mark.parametrize(("given", "kind"), [(np.zeros(2, np.float32), "ndarray"), (None, "NoneType")])
+def test_a_reset_without_its_info_is_told_what_to_return(given: Any, kind: str) -> None:
+    env = make_rich()
+    env.reset = lambda **_: given  # type: ignore[method-assign]
+    simulators = GymSimulators("bare", lambda b: (env, 10**6), 1, 0)
+    with pytest.raises(RunFailed, match=rf"in reset: .* type {kind}, .* return \(observation, info\)"):
+        simulators.reset(0)
+
+
+class Unclosed(Told):
+    """It closes a window that it has not opened."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: (np.zeros(2, np.float32), 1.0))
+
+    def close(self) -> None:
+        self.window.close()  # type: ignore[attr-defined]
+
+
+def test_an_environment_that_cannot_be_closed_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = murmurate.train(
+        env=Unclosed,
+        algorithm="a2c",
+        updates=2,
+        world={"max_episode_steps": 5},
+        launcher="inline",
+        out=tmp_path / "run",
+    )
+    assert result.summary["updates"] == 2
+    assert capsys.readouterr().err.count("'Unclosed' object has no attribute 'window'") == 1
 
 
 def test_a_constructor_that_fails_in_a_replacement_is_one_more_failure(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from murmurate.worlds._game_server import Frame
-from murmurate.worlds._gym_env import reset, success_of
+from murmurate.worlds._gym_env import close, reset, success_of
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.env_state import Unsavable, load, load_generators, save_generators, saver
@@ -68,7 +68,7 @@ class EnvGame:
         load(self._env, self._saver, state["physics"], load_generators([state["generator"]], 1)[0])
 
     def close(self) -> None:
-        self._env.close()
+        close(self._env)
 
     def _frame(self, observation: Any) -> Frame:
         return np.ascontiguousarray(self._observations.convert(observation), self._observations.dtype)

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from murmurate.worlds._gym_env import close
 from murmurate.worlds._spaces import action_format, batch_size, description, observation_format, row_of
 from murmurate.worlds.interface import Formats
 
@@ -72,5 +73,5 @@ def spaces_of(env: Any) -> tuple[Any, Any]:
         if is_vector
         else (env.observation_space, env.action_space)
     )
-    env.close()
+    close(env)
     return spaces

@@ -104,11 +104,23 @@ def reset(env: Any, seed: int | None) -> Any:
     if seed is not None:
         seed_spaces(env, seed)
     try:
-        return env.reset(seed=seed)[0]
+        given = env.reset(seed=seed)
     except REFUSALS_OF_SEEDS:
         if seed is None or seed < SHORT_SEEDS:
             raise
-        return env.reset(seed=seed % SHORT_SEEDS)[0]
+        given = env.reset(seed=seed % SHORT_SEEDS)
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        kind = type(given).__name__
+        raise ValueError(f"what it returned is of type {kind}, and it must return (observation, info)")
+    return given[0]
+
+
+def close(env: Any) -> None:
+    """Close an environment that is no longer needed. An exception is noted, and ends no run."""
+    try:
+        env.close()
+    except Exception as problem:
+        noted(problem)
 
 
 def success_of(info: Any) -> bool | None:
@@ -156,5 +168,5 @@ def _unusable(name: str, problem: Exception) -> errors.Refusal:
 
 def frame_rate(env: Any, usual: float) -> float:
     """The frames a second at which an environment says that it is shown, or ``usual``. Closes it."""
-    env.close()
+    close(env)
     return float(env.metadata.get("render_fps") or usual)

@@ -122,7 +122,7 @@ class GymWorld(ViewedWorld):
         if self.observe or _gym_env.registered(self.id, self.folder).entry_point is None:
             return self.spec().images
         env = _gym_env.make(self.id, self.name, folder=self.folder)
-        env.close()
+        _gym_env.close(env)
         return holds_image(env.observation_space)
 
     @property

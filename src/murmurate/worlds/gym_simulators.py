@@ -16,7 +16,7 @@ from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
-from murmurate.worlds._gym_env import reset, success_of
+from murmurate.worlds._gym_env import close, reset, success_of
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import (
     JOINT_ACTIONS,
@@ -197,7 +197,7 @@ class GymSimulators:
 
     def close(self) -> None:
         for env in self._envs:
-            env.close()
+            close(env)
 
     def _begin(
         self, b: int, observation: npt.NDArray[Any], seed: int | None, cause: _Failure | None = None

@@ -212,7 +212,7 @@ class OwnWorld(ViewedWorld):
         if self.observe or _own_env.has_parameter(function, "num_envs"):
             return self.spec().images
         env = _own_env.make(self.target, self.folder, self.name)
-        env.close()
+        _gym_env.close(env)
         return holds_image(env.observation_space)
 
     @property
