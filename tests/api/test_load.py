@@ -170,6 +170,16 @@ class Mixed(Numbers):
     observation_space = spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2,), np.float64)))
 
 
+class Branching(nn.Sequential):
+    out_features = 8
+
+    def __init__(self, spec, hidden):
+        super().__init__(nn.Linear(4, 8))
+
+    def forward(self, observation):
+        return super().forward(observation if observation.sum() > 0 else 2 * observation)
+
+
 class Drop(nn.Sequential):
     out_features = 8
 
@@ -193,6 +203,16 @@ def test_dropout_and_batch_norm_are_for_training(trained: MakeModel, nets: Path,
     np.testing.assert_array_equal(values[0], [model.act(row) for row in batch])
     assert model.evaluate(3, seed=1) == model.evaluate(3, seed=1)
     assert model.export(tmp_path / "policy.pt2").outputs == ("action", "logits", "value")
+
+
+def test_a_net_that_cannot_be_traced_is_refused_without_its_graph(
+    trained: MakeModel, nets: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = trained("cartpole-a2c", agent={"torso": f"{nets}:Branching"}, simulators=2)
+    capfd.readouterr()
+    with pytest.raises(murmurate.Refusal, match=r"cannot trace this model.*branch on numbers"):
+        model.export(tmp_path / "policy.pt2")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_batch_of_a_dict_space_is_one_of_arrays_or_a_list(trained: MakeModel, nets: Path) -> None:

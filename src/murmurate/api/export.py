@@ -208,11 +208,11 @@ def _replacing(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Suppress what torch's exporters log and warn of."""
+    """Suppress what torch's exporters log, warn of and write to stderr (whole graphs)."""
     previous_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
