@@ -53,7 +53,7 @@ def _import_entry(entry: importlib.metadata.EntryPoint) -> ModuleType:
     """The module of an entry point. Raises Refusal, naming it and its package, if it cannot be imported."""
     try:
         return importlib.import_module(entry.module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         package = "another package" if entry.dist is None else entry.dist.name
         raise Refusal(
             f"{entry.module}, which {package} registers as '{entry.name}' of {entry.group}, cannot be "
@@ -140,7 +140,7 @@ def _import(name: str) -> ModuleType:
         sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         package = "" if is_file else module_name.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name in (module_name, package):
             raise Refusal(
@@ -157,7 +157,7 @@ def _import(name: str) -> ModuleType:
     return module
 
 
-def _line_of(error: Exception) -> str:
+def _line_of(error: BaseException) -> str:
     """The innermost line outside of libraries where ``error`` was raised: "line 7 of /path/to/file.py"; "it"
     if there is none, and for a SyntaxError, whose text names the line."""
     frames = [
@@ -212,7 +212,7 @@ def load_callable(name: str, kind: str, option: str) -> Callable[..., Any]:
         ) from problem
     except Refusal:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise ValueError(
             f"the module '{source}' of the {kind} {name} raised {type(problem).__name__}: {problem}. Correct "
             f"{_line_of(problem)}."
@@ -235,7 +235,7 @@ def call_named(name: str, kind: str, option: str, *arguments: Any) -> Any:
         return make(*arguments)
     except ValueError:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise ValueError(f"the {kind} {name} raised {type(problem).__name__}: {problem}") from problem
 
 
@@ -257,7 +257,7 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     except Refusal:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise ValueError(
             f"the file {file} of the {kind} {function} raised {type(problem).__name__}: {problem}. Correct "
             f"{_line_of(problem)}."

@@ -147,7 +147,7 @@ def call(function: Callable[..., Any], name: str, picture: bool, **arguments: An
         return function(**arguments)
     except Refusal:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise Refusal(
             f"The world {name} cannot be made: its function raised {type(problem).__name__}: {problem}. It "
             "is called without arguments, except for num_envs and render_mode where it takes these."

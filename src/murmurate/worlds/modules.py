@@ -73,7 +73,7 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
                 missing = problem
                 continue
             raise _unusable(name, purpose, problem) from problem
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             raise _unusable(name, purpose, problem) from problem
         finally:
             _loading.pop()
@@ -123,7 +123,7 @@ def _execute(file: str, mtime_ns: int, purpose: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Refusal:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise Refusal(
             f"{purpose} needs the file {file}, which raised {type(problem).__name__}: {problem}. Mend it."
         ) from problem
@@ -167,7 +167,7 @@ def _install_folders() -> frozenset[str]:
     return frozenset(os.path.abspath(folder) for folder in folders)
 
 
-def _unusable(name: str, purpose: str, problem: Exception) -> Refusal:
+def _unusable(name: str, purpose: str, problem: BaseException) -> Refusal:
     return Refusal(
         f"{purpose} needs the module '{name}', which cannot be imported "
         f"({type(problem).__name__}: {problem}). Mend it, or install what it needs."
