@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import murmurate
 from murmurate.cli import run_verbs
 from murmurate.cli.main import REFUSED
 
@@ -124,6 +126,15 @@ def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
     assert began is not None
     assert not psutil.pid_exists(int(began[1]))
     assert "nonsense" in text
+
+
+def test_a_daemon_is_refused_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a multiprocessing.Pool, where several seeds may be trained at once."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    monkeypatch.setitem(config, "daemon", True)
+    with pytest.raises(murmurate.Refusal, match=r"daemon.*ProcessPoolExecutor.*--launcher inline"):
+        murmurate.train("cartpole-a2c", updates=1, quiet=True, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_others_live_under_is_not_ended() -> None:

@@ -229,8 +229,8 @@ class OwnWorld(ViewedWorld):
             return None
         return (
             f"The environment {self.target.removeprefix(_own_env.UNNAMED)} is a lambda, a nested function, "
-            "an object, or not what its __qualname__ refers to, which other processes cannot make. Put a "
-            "function at the top level of a module or script, or use the launcher inline."
+            "an object, of a notebook, or not what its __qualname__ refers to, which other processes cannot "
+            "make. Put a function at the top level of a module or script, or use the launcher inline."
         )
 
     def formats(self) -> Formats:

@@ -37,11 +37,17 @@ _early_pid: int | None = None  # pid of a fork server that was started early and
 
 
 def fork_server(preload: Sequence[str] = PRELOADED_BY_RUNS) -> ForkServerContext:
-    """The context of the fork server, started if necessary. Raises Refusal where that fails.
+    """The context of the fork server, started if necessary. Raises Refusal where that fails, and in a daemon
+    of ``multiprocessing``, which may start no processes.
 
     preload: modules that it imports before the first fork; no effect if it is running already.
     """
     global _early_pid
+    if multiprocessing.current_process().daemon:
+        raise Refusal(
+            "this process is a daemon, as those of multiprocessing.Pool are, and may start no processes. Use "
+            "concurrent.futures.ProcessPoolExecutor in place of the pool, or for a run --launcher inline."
+        )
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) == "<stdin>":  # each process would look for a script of this name
         del main.__file__
