@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium
 import pytest
 
 import murmurate
@@ -58,6 +60,27 @@ def test_a_run_its_callbacks_and_its_resume(tmp_path: Path, capsys: pytest.Captu
     assert isinstance(run.strategy, GALA)
     assert (run.strategy.staleness_bound, run.seed, run.replicas) == (3, 5, 2)
     assert (run.learner.learning_rate, run.learner.hidden) == (1e-3, 8)  # type: ignore[attr-defined]
+
+
+class _Wandering(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Its episodes begin in another working folder."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def reset(self, **options: Any) -> Any:
+        os.chdir("/")
+        return super().reset(**options)
+
+
+def test_an_environment_may_change_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = murmurate.train(env=_Wandering, algorithm="a2c", updates=2, out="run", **SHORT)
+    assert (result.folder, result.summary["exit"]) == (tmp_path / "run", "finished")
+    assert Path.cwd() == Path("/")
+    assert murmurate.resume(result.folder, updates=4, quiet=True).summary["updates"] == 4
 
 
 def test_a_learner_or_part_of_another_class_is_refused(tmp_path: Path) -> None:
@@ -309,7 +332,7 @@ def test_ctrl_c_in_a_script_saves_and_raises(tmp_path: Path) -> None:
                 break
         rest = process.stdout.read()
     assert process.returncode == 0
-    assert "interrupted: the run is saved; go on with murmurate.resume('run')" in rest
+    assert f"interrupted: the run is saved; go on with murmurate.resume('{tmp_path / 'run'}')" in rest
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
 
 

@@ -93,6 +93,7 @@ def train(
         KeyboardInterrupt: after Ctrl-C, when all is saved; SystemExit after SIGTERM.
     """
     refuse_import()
+    out = None if out is None else _absolute(out)
     base = _base_run(recipe, env, algorithm)
     arguments = {
         "strategy": strategy, "replicas": replicas, "env_steps": env_steps, "updates": updates,
@@ -107,7 +108,7 @@ def train(
     if (ranks := engine.dictated_replicas()) is not None:
         run = dataclasses.replace(run, replicas=ranks)
     _refuse_unpicklable(run, engine)
-    folder = new_folder(run.recipe) if out is None else Path(out).expanduser()
+    folder = _absolute(new_folder(run.recipe) if out is None else out)
     with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
         finish = session.train(run, folder, engine, recipes.stored)
     return _result(finish, folder, quiet)
@@ -141,6 +142,7 @@ def simulate(
             has not: a launcher, loggers, restarts, evaluations during the run.
     """
     given = {name: value for name, value in fields.items() if value is not None}
+    out = None if out is None else _absolute(out)
     base = _base_run(recipe, env, algorithm)
     if not isinstance(recipe, Run) and given.keys() & {"updates", "minutes"}:
         # many replicas would reach the recipe's end at once
@@ -153,7 +155,7 @@ def simulate(
         settings = cluster
     else:
         raise Refusal(f"cluster is {cluster!r}; it takes a mapping, or a murmurate.Cluster.")
-    folder = new_folder(f"{run.recipe}-simulated") if out is None else Path(out).expanduser()
+    folder = _absolute(new_folder(f"{run.recipe}-simulated") if out is None else out)
     with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
         finish = simulation.simulate(run, settings, folder, quiet)
     return _result(finish, folder, quiet)
@@ -181,7 +183,7 @@ def resume(
         RunFailed, KeyboardInterrupt, SystemExit: as ``train``.
     """
     refuse_import()
-    run_folder = Path(folder).expanduser()
+    run_folder = _absolute(folder)
     options = {"env_steps": env_steps, "updates": updates, "minutes": minutes, "launcher": launcher, **fields}
     new = {name: value for name, value in options.items() if value is not None}
 
@@ -213,6 +215,11 @@ def configured(run: Run, values: Mapping[str, Any]) -> Run:
         run = dataclasses.replace(run, strategy=with_fields(chosen, settings, "strategy."))
     changed: Run = with_fields(run, values)
     return changed
+
+
+def _absolute(folder: str | os.PathLike[str]) -> Path:
+    """Environments and callbacks may change the working folder."""
+    return Path(folder).expanduser().absolute()
 
 
 def _base_run(recipe: str | Run | None, env: str | Callable[..., Any] | None, algorithm: str | None) -> Run:

@@ -127,7 +127,7 @@ def claimed(folder: Path) -> Iterator[None]:
     anything leaves nothing behind. Raises Refusal if the folder cannot be made or written."""
     existed = folder.exists()
     claim(folder)
-    place = FollowedFolder(folder)
+    place = FollowedFolder(folder := folder.absolute())  # the user's code may change the working folder
     try:
         with locked(folder):
             yield
@@ -345,7 +345,7 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
     raised: Exception | None = None
     is_complete = evaluation_cut = False
     try:
-        coordinator = launcher.start(run, folder, resume)
+        coordinator = launcher.start(run, folder := folder.absolute(), resume)
         folder = coordinator.folder  # it may have been moved
         if isinstance(coordinator.failure, FolderGone):
             raise coordinator.failure
