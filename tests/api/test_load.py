@@ -286,6 +286,8 @@ def test_a_recurrent_agent_remembers_until_it_is_reset(trained: MakeModel) -> No
     assert not torch.allclose(memories[3], memories[4])
     with pytest.raises(murmurate.Refusal, match=r"Call reset\(\)"):
         model.act(observations[0, :2])
+    with pytest.raises(murmurate.Refusal, match="ended has 2 rows, and the last observations had 3"):
+        model.reset([True, False])
     model.reset()
     assert model.act(observations[0, 0]) in (0, 1)
 

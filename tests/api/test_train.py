@@ -203,6 +203,10 @@ class _Misspelt(murmurate.Callback):
         ({"replicas": "4"}, "replicas is '4'; it must be int"),
         ({"env_steps": 2e3}, "env_steps is 2000.0; it must be int or None. Write 2000."),
         ({"replicas": True}, "it must be int"),
+        (
+            {"loggers": "wandb"},
+            "loggers is 'wandb'; it must be tuple[Literal['wandb', 'mlflow'], ...]. Write ['wandb'].",
+        ),
         ({"replicas": 0}, "replicas is 0; it must be from 1"),
         ({"parts": ()}, "parts is (): give the parts along rows and columns"),
         ({"simulater": 2}, "Did you mean 'simulators'"),

@@ -107,6 +107,8 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
     if not is_valid(kind, plain):
         whole = isinstance(plain, float) and plain.is_integer() and is_valid(kind, int(plain))
         remedy = f" Write {int(plain)}." if whole else ""
+        if isinstance(plain, str) and is_valid(kind, (plain,)):
+            remedy = f" Write [{plain!r}]."
         if isinstance(value, type | types.FunctionType) and is_valid(kind, ""):
             # a run folder has names, by which classes are found again
             remedy = f' Give its name: "FILE.py:{value.__name__}", or "module:{value.__name__}".'

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from murmurate import recipes
 from murmurate.api.export import Exported, check_path, export_program, export_weights
 from murmurate.api.fields import integer, with_places
-from murmurate.api.observations import array_of, pair_hint, without_tensors
+from murmurate.api.observations import array_of, mask_of, pair_hint, without_tensors
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
 from murmurate.ranges import Seed
@@ -172,7 +172,7 @@ class TrainedModel:
         if ended is None or self._first is None:
             self._memory = self._stack = self._first = None
         else:
-            self._first = self._first | np.asarray(ended, np.bool_).reshape(self._first.shape)
+            self._first = self._first | mask_of(ended, len(self._first))
 
     @property
     def _acts(self) -> bool:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from murmurate.errors import Refusal
+
 
 def without_tensors(observation: Any) -> Any:
     """``observation`` with tensors as arrays, also those in mappings, tuples and lists: gymnasium's discrete
@@ -36,6 +38,14 @@ def array_of(observation: Any) -> npt.NDArray[Any] | None:
     except ValueError:  # the parts differ in shape
         return None
     return None if array.dtype == object else array
+
+
+def mask_of(ended: Any, size: int) -> npt.NDArray[np.bool_]:
+    """``ended`` as an array [size]. Raises Refusal for another number of rows."""
+    mask = np.asarray(without_tensors(ended), np.bool_).ravel()
+    if len(mask) != size:
+        raise Refusal(f"ended has {len(mask)} rows, and the last observations had {size}.")
+    return mask
 
 
 def pair_hint(observation: Any) -> str:
