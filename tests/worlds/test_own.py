@@ -269,6 +269,8 @@ def test_a_lambda_is_for_this_process_alone(tmp_path: Path) -> None:
         launcher("local").check(run)
     with pytest.raises(Refusal, match="other processes cannot make"):
         pickle.dumps(second)
+    with pytest.raises(Refusal, match=r"served is true.*launcher inline, without served"):
+        dataclasses.replace(second, served=True).open(1, training=True)  # type: ignore[type-var]
 
 
 def test_another_callable_stands_in_for_one_that_is_gone(

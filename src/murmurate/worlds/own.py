@@ -230,7 +230,8 @@ class OwnWorld(ViewedWorld):
         return (
             f"The environment {self.target.removeprefix(_own_env.UNNAMED)} is a lambda, a nested function, "
             "an object, of a notebook, or not what its __qualname__ refers to, which other processes cannot "
-            "make. Put a function at the top level of a module or script, or use the launcher inline."
+            "make. Put a function at the top level of a module or script, or use the launcher inline, "
+            "without served."
         )
 
     def formats(self) -> Formats:
