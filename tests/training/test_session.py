@@ -46,6 +46,18 @@ def test_a_refusal_after_the_run_began_takes_nothing_back(
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
 
 
+def test_a_signal_before_the_run_begins_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "record_data", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("fails", "code", "exit_reason"), [(True, 1, "failed: it burst"), (False, 143, "interrupted")]
 )

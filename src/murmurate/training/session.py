@@ -123,8 +123,8 @@ def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> F
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Used around a new run: makes its folder, and locks it. A run that fails before it has recorded or saved
-    anything leaves nothing behind. Raises Refusal if the folder cannot be made or written."""
+    """Used around a new run: makes its folder, and locks it. A run that fails or is interrupted before it has
+    recorded or saved anything leaves nothing. Raises Refusal if the folder cannot be made or written."""
     existed = folder.exists()
     claim(folder)
     place = FollowedFolder(folder := folder.absolute())  # the user's code may change the working folder
@@ -133,7 +133,7 @@ def claimed(folder: Path) -> Iterator[None]:
             yield
     except FolderGone:
         raise
-    except (Refusal, RunFailed, OSError) as error:
+    except (Refusal, RunFailed, OSError, KeyboardInterrupt) as error:
         if place.current_path() != folder or has_begun(folder):
             if isinstance(error, Refusal):
                 raise RunFailed(f"{error} {checkpoint.kept_sentence(place.current_path())}") from error
