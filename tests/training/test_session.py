@@ -29,6 +29,7 @@ from murmurate.training import checkpoint, coordinator, interrupts, session, sum
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
 from murmurate.training.run_folder import claim
+from murmurate.training.worker_context import FINAL, staging
 from short_runs import SHORT, altered, content, refused, train
 
 
@@ -261,6 +262,21 @@ def test_asynchronous_members_do_not_resume_exactly(
     words += ["--simulators", "1", "--eval-episodes", "1", "--out", str(tmp_path / "run")]
     assert main(["train", "cartpole-gala", *words]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["resume_exact"] == exact
+
+
+def test_a_replica_that_is_dead_at_the_end_does_not_resume_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Coordinator.commit_final
+
+    def without_a_part(self: Coordinator) -> None:
+        (staging(self.folder, FINAL) / "replica-1.safetensors").unlink()
+        commit(self)
+
+    monkeypatch.setattr(Coordinator, "commit_final", without_a_part)
+    words = ["--strategy", "all-reduce", "--replicas", "2", *SHORT, "--out", str(tmp_path / "run")]
+    assert main(["train", "cartpole-gala", *words]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["resume_exact"] is False
 
 
 def test_a_signal_is_recorded_by_its_name() -> None:

@@ -115,8 +115,11 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
         "disagreement_final": disagreement(of_replicas),
         "bytes_exchanged": sum(s["bytes_exchanged"] for s in states) + lost_bytes,
         "refused": sum(s.get("refused", 0) for s in states),
-        # asynchronous members lose the messages in flight, and depend on the order in which they run
-        "resume_exact": (run.strategy.synchronous or run.members == 1) and all(s["exact"] for s in states),
+        # asynchronous members lose the messages in flight, and depend on the order in which they run; a dead
+        # replica is back after a resume
+        "resume_exact": (run.strategy.synchronous or run.members == 1)
+        and len(states) == run.members
+        and all(s["exact"] for s in states),
     }
 
 
