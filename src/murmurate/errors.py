@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 # for each package of Debian and Ubuntu: names of its libraries, as error messages write them
 _LIBRARIES = {
@@ -73,6 +75,11 @@ class RunFailed(Exception):
 def cause_of(error: Exception) -> str:
     """What the system says of ``error`` without the file's name; the error's text where it says nothing."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def quoted(path: Path) -> str:
+    """``path`` as a word of a command that a user copies to a shell."""
+    return shlex.quote(str(path))
 
 
 def printable(text: str) -> str:

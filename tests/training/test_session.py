@@ -140,6 +140,20 @@ def test_an_interrupt_cuts_only_the_evaluation(
     assert after.endswith(f"next: murmurate eval {folder}")
 
 
+def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a run"
+    begin = ["train", "cartpole-a2c", *SHORT, "--out", str(folder)]
+    assert main(begin) == 0
+    capsys.readouterr()
+    command = f"murmurate resume '{folder}'"
+    assert f"Go on with it: {command};" in refused(capsys, *begin)
+    assert checkpoint.kept_sentence(folder).endswith(f"is kept: {command}")
+    (folder / "run.json").write_text((folder / "run.json").read_text().replace("cartpole", "acrobot"))
+    assert f"as in {command} --env-steps" in refused(capsys, "resume", folder)
+
+
 def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0

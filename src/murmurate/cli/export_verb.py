@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, quoted
 
 
 def add_verb(verbs: Any) -> None:
@@ -40,7 +40,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     lines: list[str] = []
     if options.to is None and options.csv is None and options.parquet is None:
         raise Refusal(
-            f"Say what to write, as in: murmurate export {options.folder} --to policy.onnx "
+            f"Say what to write, as in: murmurate export {quoted(options.folder)} --to policy.onnx "
             "(.pt2, .safetensors), --csv record.csv or --parquet record.parquet"
         )
     if options.best and options.to is None:

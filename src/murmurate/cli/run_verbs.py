@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import difflib
 import json
-import shlex
 import signal
 import sys
 import traceback
@@ -17,7 +16,7 @@ from typing import Any
 from murmurate.cli import sweep
 from murmurate.cli.help import Fields
 from murmurate.cli.result_verbs import add_env_in_place
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, quoted
 from murmurate.fabric.processes.fork_server import begin_fork_server
 
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -281,5 +280,5 @@ def report_end(finish: Any, folder: Path) -> int:
     if failed and not saved and (folder / "logs").exists():
         print(f"The run is in {folder}, and what its processes printed in {folder / 'logs'}")
     else:
-        print(f"The run is in {folder} — next: murmurate {next_command} {shlex.quote(str(folder))}")
+        print(f"The run is in {folder} — next: murmurate {next_command} {quoted(folder)}")
     return int(finish.code)

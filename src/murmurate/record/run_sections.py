@@ -7,7 +7,7 @@ import base64
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, quoted
 from murmurate.record import drawings
 from murmurate.record.epsilon_ball import Ball, epsilon_ball
 from murmurate.record.figures import svg
@@ -177,6 +177,7 @@ def episode(run: RecordedRun) -> Section:
     """The film strip in the run's ``videos/``."""
     picture = run.folder / "videos" / "frames.png"
     if not picture.is_file() or picture.stat().st_size >= _MOST_BYTES:
-        return Section("An episode", f"No video was made; make one with: murmurate eval {run.folder} --video")
+        command = f"murmurate eval {quoted(run.folder)} --video"
+        return Section("An episode", f"No video was made; make one with: {command}")
     strip = base64.b64encode(picture.read_bytes()).decode()
     return Section("An episode", image="data:image/png;base64," + strip)

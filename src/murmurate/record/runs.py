@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, quoted
 from murmurate.record.kinds import RUN, SUMMARY, Kinds, first_unsound
 from murmurate.record.reader import Record, read_metrics
 from murmurate.record.stored import read_object, refuse_foreign
@@ -365,7 +365,7 @@ def open_run(folder: Path | str) -> RecordedRun:
     if not records:
         raise Refusal(
             f"{folder} holds no records yet; wait until the run has learned for some seconds, "
-            f"or go on with it: murmurate resume {folder}"
+            f"or go on with it: murmurate resume {quoted(folder)}"
         )
     return RecordedRun(folder, run, summary, records, events, centre, members, evaluated)
 

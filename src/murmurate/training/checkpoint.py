@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed, quoted
 from murmurate.record.stored import FORMAT, UNSOUND, read_object, seal, sync
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
@@ -343,7 +343,7 @@ def kept_sentence(folder: Path, resumable: bool = True) -> str:
         with contextlib.suppress(Refusal):
             steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
             verb = "resume" if resumable else "eval"
-            return f"The checkpoint at {steps:,} {_unit(folder)} is kept: murmurate {verb} {folder}"
+            return f"The checkpoint at {steps:,} {_unit(folder)} is kept: murmurate {verb} {quoted(folder)}"
     return "No checkpoint had been saved, so nothing that was learned is kept."
 
 

@@ -28,7 +28,7 @@ import torch
 
 import murmurate
 from murmurate import plugins
-from murmurate.errors import Refusal, cause_of, did_you_mean
+from murmurate.errors import Refusal, cause_of, did_you_mean, quoted
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, replacing, seal
 from murmurate.strategies import strategies
@@ -55,7 +55,7 @@ def claim(folder: Path) -> None:
                     "Delete the folder, or choose another with --out."
                 )
         raise Refusal(
-            f"{folder} already holds a run. Go on with it: murmurate resume {folder}; "
+            f"{folder} already holds a run. Go on with it: murmurate resume {quoted(folder)}; "
             "or choose another folder with --out."
         )
     existed = folder.exists()
@@ -188,7 +188,7 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
     except Changed:
         raise Refusal(
             f"{path} was changed since murmurate wrote it. Restore it, and give what shall change as an "
-            f"option, as in murmurate resume {folder} --env-steps 100000; or train anew with --out."
+            f"option, as in murmurate resume {quoted(folder)} --env-steps 100000; or train anew with --out."
         ) from None
     except UNSOUND:
         raise Refusal(
