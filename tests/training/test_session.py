@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.recipes import recipe
 from murmurate.record.reader import read_metrics
+from murmurate.record.runs import open_run
 from murmurate.replica.vector import Replica
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.strategies.gala import GALA
@@ -152,6 +154,19 @@ def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(
     assert checkpoint.kept_sentence(folder).endswith(f"is kept: {command}")
     (folder / "run.json").write_text((folder / "run.json").read_text().replace("cartpole", "acrobot"))
     assert f"as in {command} --env-steps" in refused(capsys, "resume", folder)
+
+
+def test_a_resume_with_other_settings_keeps_the_commands_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a run"
+    begin = ["train", "cartpole-a2c", *SHORT, "--out", str(folder)]
+    longer = ["resume", str(folder), "--updates", "3"]
+    for words in (begin, longer, longer):
+        monkeypatch.setattr("sys.argv", ["murmurate", *words])
+        assert main(words) == 0
+    repeats = open_run(folder).command
+    assert repeats == (f"{shlex.join(['murmurate', *begin])}\n{shlex.join(['murmurate', *longer])}", True)
 
 
 def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

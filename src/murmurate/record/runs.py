@@ -144,7 +144,8 @@ class RecordedRun:
 
     @property
     def command(self) -> tuple[str, bool]:
-        """The command that repeats the run, and whether it was recorded (if not, it is put together here)."""
+        """The command that repeats the run (in lines, if it was resumed with other settings), and whether it
+        was recorded (if not, it is put together here)."""
         stored = self.run.get("command")
         if stored:
             return (stored if isinstance(stored, str) else shlex.join(map(str, stored))), True

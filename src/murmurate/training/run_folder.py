@@ -13,7 +13,6 @@ import re
 import reprlib
 import shutil
 import socket
-import sys
 import time
 import types
 import typing
@@ -32,6 +31,7 @@ from murmurate.errors import Refusal, cause_of, did_you_mean, quoted
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, replacing, seal
 from murmurate.strategies import strategies
+from murmurate.training.command import commands
 from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
 from murmurate.worlds.modules import search
@@ -145,8 +145,8 @@ def new_folder(name: str) -> Path:
 
 
 def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
-    """Write ``run.json``: the resolved Run, ``extra_fields`` (JSON values), its evaluation's curves, and this
-    process's versions, hardware, command and imported modules."""
+    """Write ``run.json``: the resolved Run, ``extra_fields`` (JSON values), its evaluation's curves, the
+    commands that made it, and this process's versions, hardware and imported modules."""
     write_json(
         folder / "run.json",
         {
@@ -160,7 +160,7 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
             else dataclasses.asdict(run.evaluation.headline),
             "versions": versions(),
             "hardware": hardware(),
-            "command": _command(),
+            "command": commands(folder),
             **({"imports": imports} if (imports := plugins.imports()) else {}),
         },
     )
@@ -343,13 +343,6 @@ def restored_if_refused(folder: Path, *names: str) -> Iterator[None]:
         if isinstance(error, Refusal):
             raise
         raise Refusal(f"{folder} cannot be written: {cause_of(error)}. Make room, or copy it.") from error
-
-
-def _command() -> list[str]:
-    """What started this process: the command line, or a script or notebook of the user's."""
-    called, *words = sys.argv or [""]
-    is_murmurate = Path(called).stem == "murmurate" or Path(called).parent.name == "murmurate"
-    return ["murmurate", *words] if is_murmurate else ["python", called, *words]
 
 
 def versions() -> dict[str, str]:
