@@ -66,6 +66,17 @@ def test_a_suspended_process_is_given_up_sooner(watched: _Watched, monkeypatch: 
     assert str(watched.cause_of_death(1)).startswith("hung: no sign of life for")
 
 
+def test_a_wait_for_a_suspended_process_ends(watched: _Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a checkpoint is made, which waits for the contents of a shard."""
+    monkeypatch.setattr(service_processes, "_STOPPED_SECONDS", 0.0)
+    monkeypatch.setattr(service_processes, "_CHECK_SECONDS", 0.01)
+    assert watched.process is not None
+    os.kill(watched.process.pid, signal.SIGSTOP)
+    with watched.killed_if_suspended():
+        assert watched.process.wait(timeout=60) == -signal.SIGKILL
+    assert str(watched.cause_of_death(0)).startswith("hung: suspended for")
+
+
 def test_an_empty_shard_in_the_middle_of_a_run_is_drawn_from_at_once_and_without_random_steps() -> None:
     config = ReplayConfig(capacity=1_200, learning_starts=100, samples_per_insert=4.0)
     for random_env_steps, inserted, drawn in ((None, 0, 0), (40, 100, 0), (150, 150, 200)):

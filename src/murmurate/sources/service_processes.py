@@ -12,8 +12,9 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -61,7 +62,8 @@ class _Watched:
     """A process that is watched. kind: what it is, such as "sampler". where: which process of this kind.
 
     beats, seen_at: number of heartbeats, and time of the last one, as last seen. silent_deaths: number of
-    starts in a row after which no heartbeat has come, including the current start."""
+    starts in a row after which no heartbeat has come, including the current start. killed_because: why
+    ``killed_if_suspended`` killed it; else empty."""
 
     kind: str
     where: str
@@ -70,6 +72,7 @@ class _Watched:
     seen_at: float = 0.0
     starts: int = 0
     silent_deaths: int = 0
+    killed_because: str = ""
 
     @property
     def name(self) -> str:
@@ -77,13 +80,14 @@ class _Watched:
 
     def note_start(self, process: subprocess.Popen[bytes], beats: float) -> None:
         self.process, self.beats, self.seen_at = process, beats, time.monotonic()
+        self.killed_because = ""
         self.starts += 1
         self.silent_deaths += 1  # until its first heartbeat
 
     def cause_of_death(self, beats: float) -> str | None:
         """Why the process has died or counts as hung; None if it works. beats: its heartbeats so far."""
-        if self.process is None:
-            return None
+        if self.process is None or self.killed_because:
+            return self.killed_because or None
         now = time.monotonic()
         if beats != self.beats:
             self.beats, self.seen_at, self.silent_deaths = beats, now, 0
@@ -94,6 +98,29 @@ class _Watched:
         if silent > limit or (silent > _STOPPED_SECONDS and is_stopped(self.process.pid)):
             return f"hung: no sign of life for {silent:.0f} s"
         return None
+
+    @contextlib.contextmanager
+    def killed_if_suspended(self) -> Iterator[None]:
+        """Used around a wait for the process's answer: kills the process if it is suspended meanwhile for
+        ``_STOPPED_SECONDS``, which ends the wait."""
+        process, has_answered = self.process, threading.Event()
+
+        def watch() -> None:
+            seconds = 0.0  # not by the clock, as this process may be suspended too
+            while process is not None and not has_answered.wait(_CHECK_SECONDS):
+                seconds = seconds + _CHECK_SECONDS if is_stopped(process.pid) else 0.0
+                if seconds > _STOPPED_SECONDS:
+                    self.killed_because = f"hung: suspended for {seconds:.0f} s"
+                    process.kill()
+                    return
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            has_answered.set()
+            watcher.join()
 
     def kill(self) -> None:
         if self.process is not None:
@@ -134,7 +161,7 @@ class ShardProcess:
             )
         self._control = Connection(ours.detach())
         self.watched.note_start(process, self.counts.beats)
-        with self._raising_run_failed():
+        with self._raising_run_failed(), self.watched.killed_if_suspended():
             self._control.send(settings)
             if state is not None:
                 send_state(self._control, state)
@@ -194,10 +221,10 @@ class ShardProcess:
     def state(self) -> dict[str, Any]:
         """A copy of the shard's contents at one moment."""
         assert self._control is not None
-        self.send("state")
-        while self._next_message() != "state":
-            pass
-        with self._raising_run_failed():
+        with self._raising_run_failed(), self.watched.killed_if_suspended():
+            self.send("state")
+            while self._next_message() != "state":
+                pass
             state: dict[str, Any] = receive_state(self._control)
         return state
 
