@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from murmurate.errors import RunFailed
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.replay.config import ReplayConfig
 from murmurate.sources import service_processes
-from murmurate.sources.service_processes import _Watched, empty_state, shard_config
+from murmurate.sources.service_processes import ShardProcess, _Watched, empty_state, shard_config
 from waiting import until
 
 
@@ -75,6 +78,20 @@ def test_a_wait_for_a_suspended_process_ends(watched: _Watched, monkeypatch: pyt
     with watched.killed_if_suspended():
         assert watched.process.wait(timeout=60) == -signal.SIGKILL
     assert str(watched.cause_of_death(0)).startswith("hung: suspended for")
+
+
+def test_a_shard_that_hangs_does_not_outlive_its_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_processes, "_STOPPED_SECONDS", 0.0)
+    settings: Any = SimpleNamespace(address=SimpleNamespace(host=""))
+    shard = ShardProcess(settings, 1, 2)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    shard.watched.note_start(process, beats=0)
+    os.kill(process.pid, signal.SIGSTOP)
+    until(lambda: is_stopped(process.pid))
+    with pytest.raises(RunFailed, match="replay shard 2 of replica 1 died \\(hung"):
+        shard.check()
+    assert process.poll() == -signal.SIGKILL
+    shard.close()
 
 
 def test_an_empty_shard_in_the_middle_of_a_run_is_drawn_from_at_once_and_without_random_steps() -> None:

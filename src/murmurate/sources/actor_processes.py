@@ -113,6 +113,7 @@ class ActorProcess(Generic[R]):
     def kill(self) -> None:
         if self.process is not None:
             end_process(self.process)
+            self.process = None
 
 
 class ActorProcesses(Generic[R]):
@@ -212,6 +213,7 @@ class ActorProcesses(Generic[R]):
                 continue
             if code is not None and (sentence := actor.failure.read()):
                 raise RunFailed(f"{name}: {sentence}")
+            actor.kill()
             actor.silent_deaths += 1
             if actor.silent_deaths >= _MAX_DEATHS:
                 raise RunFailed(
@@ -219,7 +221,6 @@ class ActorProcesses(Generic[R]):
                     "output in logs/ in the run folder."
                 )
             self.events.append(("actor died", f"{name} died ({cause}) and is started again"))
-            actor.kill()
             self._spawn(actor, batches, played)
 
     def _spawn(self, actor: ActorProcess[R], batches: int, played: int) -> None:

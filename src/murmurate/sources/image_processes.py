@@ -132,6 +132,7 @@ class ImageProcesses:
             cause = f"hung: no image for {decoder.silent_seconds:.0f} s"
         else:
             return None
+        decoder.kill()
         decoder.deaths += 1
         decoder.repeats = decoder.repeats + 1 if progress == decoder.died_at else 1
         decoder.died_at = progress
@@ -142,7 +143,6 @@ class ImageProcesses:
                 "folder."
             )
         self.events.append(("decoder died", f"{name} died ({cause}) and is started again"))
-        decoder.kill()
         batches, position = progress
         self.memory.begin(number, -1)  # no image, until the next process begins one
         self._spawn(decoder)

@@ -176,6 +176,8 @@ class ShardProcess:
             raise self._failure(cause) from problem
 
     def _failure(self, cause: str, error: str = "") -> RunFailed:
+        """The exception to raise for a shard that is lost. Kills it: one that hangs outlives its learner."""
+        self.watched.kill()
         detail = f" ({error})" if error else ""
         return RunFailed(
             f"{self.watched.name} died ({cause}){detail}, and with it its part of the replay. See its output "
@@ -349,13 +351,13 @@ class ServiceProcesses:
             cause = watched.cause_of_death(sampler.slots.beats)
             if cause is None:
                 continue
+            watched.kill()
             if watched.silent_deaths >= _MAX_DEATHS:
                 raise RunFailed(
                     f"{watched.name} died {_MAX_DEATHS} times in a row ({cause}). See its output in logs/ in "
                     "the run folder."
                 )
             self._note(watched, "died", f" ({cause}) and is started again")
-            watched.kill()
             sampler.start(self.addresses)
             self._note(watched, "began")
         return True
