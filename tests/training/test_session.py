@@ -127,19 +127,29 @@ def test_a_run_that_failed_has_a_summary_even_if_its_evaluation_fails_too(
     assert (written["exit"], written["eval_return_mean"]) == ("failed: it burst", None)
 
 
+@pytest.mark.parametrize("twice", [False, True])
 def test_an_interrupt_cuts_only_the_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    twice: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    write = summary.write_json
+
     def interrupted(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
+    def interrupted_again(path: Path, facts: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write(path, facts)
+
     monkeypatch.setattr(games, "evaluate", interrupted)
+    if twice:
+        monkeypatch.setattr(summary, "write_json", interrupted_again)
     folder = tmp_path / "run"
     assert main(["train", "cartpole-a2c", *SHORT, "--out", str(folder)]) == 130
     *_, begins, cut, after = capsys.readouterr().out.splitlines()
     assert begins == "evaluating 1 game; Ctrl-C skips"
     assert cut == "Training is complete; only its evaluation was cut"
     assert after.endswith(f"next: murmurate eval {folder}")
+    assert json.loads((folder / "summary.json").read_text())["exit"] == "interrupted"
 
 
 def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(

@@ -113,6 +113,14 @@ def signals_restored() -> Iterator[None]:
                 signal.signal(number, earlier or signal.SIG_DFL)
 
 
+@contextmanager
+def signals_ignored() -> Iterator[None]:
+    """Meanwhile Ctrl-C and SIGTERM have no effect: for what is short, after a signal that was acted on."""
+    with signals_restored():
+        _install(lambda number: None)
+        yield
+
+
 def _install(handle: Callable[[int], None]) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)

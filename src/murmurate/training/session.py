@@ -22,7 +22,7 @@ from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint, run_folder
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
-from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
+from murmurate.training.interrupts import SecondInterrupt, signals, signals_ignored, signals_restored
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
@@ -282,10 +282,7 @@ def device_types(run: Run) -> set[str]:
 
 def _build_once(run: Run) -> Learner:
     """Build the learner on a simulated fabric, so that errors of the learner or the strategy show before
-    workers start.
-
-    Raises Refusal.
-    """
+    workers start. Raises Refusal."""
     spec, initial = run.world.spec(), initial_values(run)
     if any(parts > pixels for parts, pixels in zip(run.grid, spec.observation_shape[1:], strict=False)):
         sizes = " x ".join(map(str, spec.observation_shape[1:]))
@@ -360,8 +357,9 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
                     summary = summarize(run, folder, coordinator, reason, evaluated=evaluated)
         except SecondInterrupt:
             evaluation_cut = is_complete
-            code, reason = _exit_status(coordinator)
-            summary = summarize(run, folder, coordinator, reason, evaluated=False)
+            with signals_ignored():  # two quick Ctrl-C would leave no summary
+                code, reason = _exit_status(coordinator)
+                summary = summarize(run, folder, coordinator, reason, evaluated=False)
         except Exception as problem:
             if isinstance(problem, FolderGone):
                 raise
