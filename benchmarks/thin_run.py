@@ -1,13 +1,14 @@
 """Copies what a report needs of a run folder, thinned: ``python benchmarks/thin_run.py RUN_DIR OUT_DIR``.
 
 Of each replica's records 50 to 100 are kept (all, if there are fewer), without the returns of single episodes
-and without histograms; of the other lines of metrics.jsonl, all but checkpoints. The option --out is left out
-of the command.
+and without histograms; of the other lines of metrics.jsonl, all but checkpoints. Commands are written without
+--out, and with the name alone of a folder that is resumed.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -24,8 +25,13 @@ def main(source: Path, target: Path) -> None:
     lines = _thinned(read_metrics(source / "metrics.jsonl"))
     target.mkdir(parents=True)
     for name, value in objects.items():
-        if isinstance(value.get("command"), list):
-            value["command"] = _without_out(value["command"])
+        if isinstance(command := value.get("command"), list):
+            value["command"] = _without_folder(command)
+        elif isinstance(
+            command, str
+        ):  # of a run that was resumed with other settings: a command in each line
+            lines_of_words = [shlex.split(line) for line in command.splitlines()]
+            value["command"] = "\n".join(shlex.join(_without_folder(words)) for words in lines_of_words)
         (target / name).write_text(json.dumps(stored.seal(value, name), indent=1) + "\n")
     (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -45,14 +51,15 @@ def _thinned(lines: list[Record]) -> list[Record]:
     return sorted(kept, key=lambda line: line["time_seconds"])
 
 
-def _without_out(command: list[str]) -> list[str]:
-    kept = []
+def _without_folder(command: list[str]) -> list[str]:
+    """``command`` without --out and its value; of the folder that it resumes only the name."""
+    kept: list[str] = []
     words = iter(command)
     for word in words:
         if word == "--out":
             next(words, None)  # its value
         elif not word.startswith("--out="):
-            kept.append(word)
+            kept.append(Path(word).name if kept[-1:] == ["resume"] else word)
     return kept
 
 

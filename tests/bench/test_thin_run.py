@@ -43,6 +43,18 @@ def test_the_output_folder_is_left_out_of_the_command(
     assert open_run(tmp_path / "thin").command == ("murmurate train --seed 1", True)
 
 
+def test_of_a_run_that_was_resumed_all_commands_are_without_its_path(
+    thin_run: ModuleType, source: Path, tmp_path: Path
+) -> None:
+    lines = "murmurate train --out /home/me/run --seed 1\nmurmurate resume /home/me/run --env-steps 9"
+    change(source / "run.json", command=lines)
+    thin_run.main(source, tmp_path / "thin")
+    assert open_run(tmp_path / "thin").command == (
+        "murmurate train --seed 1\nmurmurate resume run --env-steps 9",
+        True,
+    )
+
+
 def test_a_run_that_was_killed_while_it_wrote_a_record(
     thin_run: ModuleType, source: Path, tmp_path: Path
 ) -> None:
