@@ -60,6 +60,14 @@ def test_classes_may_be_called_like_parts_beside_others(tmp_path):
     assert world.fingerprint()["classes"] == ["Train", "class1", "class2"]
 
 
+@pytest.mark.parametrize("part", ["val", "Test"])
+def test_a_part_beside_folders_of_classes_is_no_class(part, tmp_path):
+    write_folder(tmp_path, train=6, test=3)
+    (tmp_path / "val").rename(tmp_path / "train" / part)
+    with pytest.raises(Refusal, match=rf"/{part} has folders of the classes .*Move those into .*/train"):
+        folder_world(tmp_path / "train").divided()
+
+
 def test_a_class_folder_without_an_image_is_refused(tmp_path):
     write_folder(tmp_path, train=6, test=3)
     (tmp_path / "train" / "class3").mkdir()

@@ -158,6 +158,13 @@ def _check_parts(path: Path) -> None:
     names = _folders(path)
     right_names = {name: _OTHER_PARTS.get(name.lower(), name.lower()) for name in names}
     if "train" not in names and not all(right in _PARTS for right in right_names.values()):
+        classes = {name for name, right in right_names.items() if right not in _PARTS}
+        for name in names:
+            if name not in classes and classes.intersection(_folders(path / name)):
+                raise Refusal(
+                    f"{path / name} has folders of the classes beside it, so it is no class of its own. Move "
+                    f"those into {path / 'train'}."
+                )
         return  # the folders of classes
     for name, right in right_names.items():
         if right in _PARTS and right != name:
