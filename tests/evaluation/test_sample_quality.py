@@ -136,8 +136,20 @@ def test_a_classifier_is_shared_by_its_file(context: EvalContext, tmp_path: Path
     split_otherwise = dataclasses.replace(context.world, validation=0.5, split_seed=7)  # type: ignore[type-var]
     shared.evaluate(Shades(), dataclasses.replace(context, world=split_otherwise))
     assert (tmp_path / "net").read_bytes() != written, "its test images may be those that it learned"
+    SampleQuality(40, feature_net=str(tmp_path / "new" / "folder" / "net")).evaluate(Shades(), context)
+    assert (tmp_path / "new" / "folder" / "net").exists()
     with pytest.raises(Refusal, match=r"cannot be written.*--feature-net"):
-        SampleQuality(40, feature_net=str(tmp_path / "no" / "folder")).evaluate(Shades(), context)
+        SampleQuality(40, feature_net=str(tmp_path / "net" / "below")).evaluate(Shades(), context)
+
+
+@pytest.mark.parametrize("content", [b"", b"a data set", b"\x02\0\0\0\0\0\0\0{}"])
+def test_a_file_of_another_kind_is_not_overwritten(
+    content: bytes, context: EvalContext, tmp_path: Path
+) -> None:
+    (tmp_path / "images.npz").write_bytes(content)
+    with pytest.raises(Refusal, match=r"images\.npz \(--feature-net\) is something else.*Move it elsewhere"):
+        SampleQuality(40, feature_net=str(tmp_path / "images.npz")).evaluate(Shades(), context)
+    assert (tmp_path / "images.npz").read_bytes() == content
 
 
 def test_a_sentence_does_not_call_images_for_validation_test_images() -> None:

@@ -98,6 +98,19 @@ def feature_classifier(
     return classifier
 
 
+def refuse_other_file(path: Path) -> None:
+    """Raise Refusal if there is something else than a classifier in ``path``: it would be overwritten."""
+    if not os.path.lexists(path):
+        return
+    with contextlib.suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+        if "made_of" in (file.metadata() or {}):
+            return
+    raise Refusal(
+        f"{path} (--feature-net) is something else than the file of a classifier of samples, and is not "
+        "overwritten. Move it elsewhere."
+    )
+
+
 def _digest(train: ExampleSet[Any]) -> str | None:
     """Identifies which of the images are trained on: others may be the test images of another split. None if
     these are all."""
@@ -167,6 +180,7 @@ def _write(path: Path, classifier: FeatureClassifier, made_of: str) -> None:
     tensors = {name: x.contiguous() for name, x in classifier.net.state_dict().items()}
     metadata = {"made_of": made_of, "accuracy": json.dumps(classifier.accuracy)}
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(save(tensors, metadata))  # ``save_file`` lets only the owner read
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from murmurate.datasets.interface import DataSet, ExampleSet
 from murmurate.errors import Refusal
-from murmurate.evaluation._feature_net import FEATURES, FeatureClassifier, feature_classifier
+from murmurate.evaluation._feature_net import (
+    FEATURES,
+    FeatureClassifier,
+    feature_classifier,
+    refuse_other_file,
+)
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
 from murmurate.ranges import PositiveInt, Range
 from murmurate.spec import derive_generator
@@ -69,12 +74,14 @@ class SampleQuality(Evaluation):
 
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
         """Distances and scores (docs/algorithms/sn-gan.md). Raises Refusal for fewer than two samples,
-        and where the classifier's file cannot be written."""
+        where the classifier's file cannot be written, and where ``feature_net`` is another kind of file."""
         count = self.samples if context.count is None else context.count
         if count < 2:
             raise Refusal(f"samples is {count}; make at least two. Use --episodes 10000.")
         split, spec = cast(DataSet, context.world).divided(), context.world.spec(context.fingerprint)
         path = Path(self.feature_net) if self.feature_net else context.folder / "feature-net.safetensors"
+        if self.feature_net:
+            refuse_other_file(path)
         data = context.world.fingerprint() if context.fingerprint is None else context.fingerprint
         classifier = feature_classifier(path, split, spec, epochs=self.feature_epochs, data=data)
         sampler, generator = learner.sampler(), derive_generator(context.seed, "samples")
