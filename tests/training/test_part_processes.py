@@ -132,6 +132,21 @@ def test_what_cannot_have_parts_is_refused(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_more_parts_than_a_layer_has_rows_are_refused_without_a_traceback(tmp_path, capfd):
+    images = np.zeros((8, 4, 16), np.uint8)
+    np.savez(tmp_path / "low.npz", images=images, labels=np.arange(8) % 2)
+    world = ("--world.path", str(tmp_path / "low.npz"), "--world.test", "0", "--launcher", "inline")
+    agent = ("--agent.width", "2", "--agent.batch", "4", "--agent.validate-every", "0", "--updates", "1")
+
+    out = ("--out", str(tmp_path / "run"))
+    assert main(["train", "arrays-resnet20", *world, *agent, "--parts", "2", *out]) == 2
+
+    told = capfd.readouterr().err
+    assert "2 parts cannot share 1 rows" in told
+    assert "Traceback" not in told
+
+
 def test_replicas_of_parts_have_noise_of_their_own() -> None:
     run = dataclasses.replace(recipe("fashion-resnet20"), parts=(2,), replicas=2)
     memories = [SharedMemoryFile.create() for _ in range(2)]

@@ -11,6 +11,7 @@ import threading
 
 import torch
 
+from murmurate.errors import Refusal
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import take_signals
 from murmurate.replica.vector import Replica
@@ -47,6 +48,6 @@ if __name__ == "__main__":
     threading.Thread(target=_exit_with_part_0, daemon=True).start()
     try:
         learn_along(part_settings)
-    except PartLost as lost:
-        print(f"murmurate: {lost}", file=sys.stderr, flush=True)
+    except (PartLost, Refusal) as error:  # part 0 raises it too, or notices that this part ends
+        print(f"murmurate: {error}", file=sys.stderr, flush=True)
         os._exit(1)
