@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import signal
 
 import pytest
@@ -94,5 +95,6 @@ def test_a_killed_part_ends_its_replica_alone(script, dead, alive, capfd):
 def test_refusals():
     with pytest.raises(Refusal, match=r"under hogwild other replicas write .* Use all-reduce"):
         murmurate.run(loops.short, replicas=2, parts=2, strategy="hogwild")
-    with pytest.raises(Refusal, match="parts is 0"):
-        murmurate.run(loops.short, replicas=2, parts=0)
+    for parts in (0, 1.5, None, "2", (2, 2.5)):
+        with pytest.raises(Refusal, match=re.escape(f"parts is {parts!r}: give the parts along rows")):
+            murmurate.run(loops.short, replicas=2, parts=parts)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -309,9 +309,11 @@ class SharedVector:
 
 def checked_grid(grid: int | Sequence[int]) -> tuple[int, int]:
     """(parts along rows, along columns). Raises Refusal unless it is one or two numbers of 1 or more."""
-    numbers = (grid, 1) if isinstance(grid, int | Integral) else tuple(grid)
+    numbers: tuple[Any, ...] = (grid, 1)
+    if not isinstance(grid, int | Integral):
+        numbers = tuple(grid) if isinstance(grid, Iterable) else ()
     if len(numbers) != 2 or any(not isinstance(n, int | Integral) or n < 1 for n in numbers):
-        raise Refusal(f"parts is {grid}: give the parts along rows and columns, for example (2, 2), or 2")
+        raise Refusal(f"parts is {grid!r}: give the parts along rows and columns, for example (2, 2), or 2")
     return int(numbers[0]), int(numbers[1])
 
 
