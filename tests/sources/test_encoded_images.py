@@ -217,7 +217,9 @@ def test_a_set_in_which_nothing_can_be_decoded_ends_the_run(tmp_path):
     for image in Path(path, "train").glob("*/*.jpg"):
         image.write_bytes(b"text")
     it = source(path, 0, skip_bad=True)
-    with pytest.raises(RunFailed, match=r"No image of a whole pass could be decoded \(15 x not an image"):
+    with pytest.raises(
+        RunFailed, match=r"No image of a whole pass could be decoded \(15 x not an image\)\. Check"
+    ):
         next(it)
     it.close()
     heartbeats = []

@@ -83,7 +83,7 @@ class EncodedImageSource:
             if self.alive(0):  # a whole pass may take long
                 return Batch(None)
         causes = ", ".join(f"{count:,} x {cause}" for cause, count in self._skipped.items())
-        raise RunFailed(f"No image of a whole pass could be decoded ({causes}). Are these images?")
+        raise RunFailed(f"No image of a whole pass could be decoded ({causes}). Check the files.")
 
     def _opened_processes(self) -> ImageProcesses:
         if self._processes is None:
