@@ -68,6 +68,18 @@ def test_a_part_beside_folders_of_classes_is_no_class(part, tmp_path):
         folder_world(tmp_path / "train").divided()
 
 
+def test_names_of_classes_are_utf_8_and_names_of_files_need_not_be(tmp_path):
+    write_folder(tmp_path, train=6, test=3)
+    train = tmp_path / "train"
+    first = next((train / "class0").iterdir())
+    first.rename(train / "class0" / os.fsdecode(b"\xff.jpg"))
+    assert len(folder_world(tmp_path).divided().train) > 0
+    (train / "class1").rename(train / os.fsdecode(b"\xff"))
+    (tmp_path / "val" / "class1").rename(tmp_path / "val" / os.fsdecode(b"\xff"))
+    with pytest.raises(Refusal, match=r"the name of this class is no UTF-8\. Rename the folder"):
+        folder_world(tmp_path, shortest=21).divided()
+
+
 def test_a_class_folder_without_an_image_is_refused(tmp_path):
     write_folder(tmp_path, train=6, test=3)
     (tmp_path / "train" / "class3").mkdir()

@@ -136,6 +136,9 @@ def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageDa
     classes = _folders(parts["train"])
     if not classes:
         raise Refusal(f"There is no folder of a class in {parts['train']}. Put each class into a folder.")
+    for name in classes:
+        if any("\ud800" <= letter <= "\udfff" for letter in name):  # bytes that ``os`` could not decode
+            raise Refusal(f"{parts['train'] / name}: the name of this class is no UTF-8. Rename the folder.")
     skipped: Counter[str] = Counter()
     indices = {name: _index(folder, classes, skip_bad, skipped) for name, folder in parts.items()}
     for name, index in indices.items():
