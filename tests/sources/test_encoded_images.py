@@ -212,6 +212,22 @@ def test_a_broken_image_ends_the_run_or_is_left_out(workers, tmp_path):
     again.close()
 
 
+def test_a_broken_image_whose_name_is_no_utf_8_can_be_recorded(tmp_path):
+    path = write_folder(tmp_path, train=12)
+    image = next(Path(path, "train", "class0").iterdir())
+    image.unlink()
+    image.with_name(os.fsdecode(b"\xff.jpg")).write_bytes(b"text")
+    it = source(path, 0, skip_bad=True)
+    taken(it, 3)
+    ((_, message),) = it.events()
+    assert message.encode().endswith(b"it is left out")
+    it.close()
+    it = source(path, 0)
+    with pytest.raises(RunFailed, match=r"\\udcff\.jpg: it begins with .* no JPEG"):
+        taken(it, 3)
+    it.close()
+
+
 def test_a_set_in_which_nothing_can_be_decoded_ends_the_run(tmp_path):
     path = write_folder(tmp_path, train=12)
     for image in Path(path, "train").glob("*/*.jpg"):

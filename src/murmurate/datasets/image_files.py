@@ -16,7 +16,7 @@ from murmurate.datasets._image_decoding import Place, centre_crop, checked_heade
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets._record_errors import refuse_unreadable
 from murmurate.datasets.image_set import ImageBatch
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, printable
 
 
 class EncodedImages(Protocol):
@@ -129,5 +129,5 @@ def _decode_centre(place: Place, shortest: int, into: NDArray[np.uint8]) -> None
 
 
 def bad_image(title: str, detail: str, remedy: str = "Restore it") -> str:
-    """The message about an image that cannot be used."""
-    return f"{title}: {detail}. {remedy}, or leave such images out with --world.skip-bad true."
+    """The message about an image that cannot be used. It can be written to files whatever its name is."""
+    return f"{printable(title)}: {detail}. {remedy}, or leave such images out with --world.skip-bad true."

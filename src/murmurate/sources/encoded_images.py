@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from murmurate.datasets.image_files import ImageFiles, bad_image
 from murmurate.datasets.image_set import ImageBatch
-from murmurate.errors import RunFailed
+from murmurate.errors import RunFailed, printable
 from murmurate.sources.examples import ExampleOrder
 from murmurate.sources.image_processes import ImageProcesses
 from murmurate.sources.image_worker import WorkerSettings, decode_part
@@ -136,7 +136,7 @@ class EncodedImageSource:
         if not self._images.skip_bad:
             raise RunFailed(bad_image(title, detail))
         if not self._skipped[cause]:  # only the first image of each cause is reported
-            self._events.append(("skipped", f"{title}: {detail}; it is left out"))
+            self._events.append(("skipped", f"{printable(title)}: {detail}; it is left out"))
         self._skipped[cause] += 1
 
     @property
