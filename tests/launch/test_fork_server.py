@@ -15,7 +15,7 @@ import pytest
 
 import murmurate
 from murmurate.cli import run_verbs
-from murmurate.cli.main import REFUSED
+from murmurate.cli.main import INTERRUPTED, REFUSED
 
 _ASK = """
 import json, os, signal, sys, threading, time
@@ -185,3 +185,22 @@ def test_neither_a_launcher_nor_a_learner_imports_torchs_compiler(tmp_path: Path
     options = "--simulators 1 --updates 2 --env-steps none --eval-episodes 1"
     code = _TRAINED.replace("OPTIONS", options)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+
+
+_INTERRUPTED = """
+import sys
+class PressedCtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy._core.multiarray":
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, PressedCtrlC())
+from murmurate.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_a_ctrl_c_while_torch_imports_numpy_is_not_lost(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED, "topics", "fit", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "murmurate: interrupted\n")

@@ -145,7 +145,8 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
         if forks:
             gc.disable()  # as in preloaded_first
             try:
-                for module in preload:
+                # numpy first: torch, where it imports numpy, swallows a Ctrl-C
+                for module in ("numpy", *preload):
                     importlib.import_module(module)
             finally:
                 gc.enable()
