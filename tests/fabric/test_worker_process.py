@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import struct
 import subprocess
 from multiprocessing import Pipe
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkContext, ForkServerProcess
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from murmurate.fabric.processes.spawn import DIED, Worker, WorkerProcess, WorkerProcesses, take_signals
+from murmurate.fabric.processes.spawn import (
+    DIED,
+    FINISHED,
+    Exit,
+    Worker,
+    WorkerProcess,
+    WorkerProcesses,
+    take_signals,
+)
 
 
 def test_a_worker_that_dies_while_it_reports_is_dead() -> None:
@@ -45,6 +55,28 @@ def test_ctrl_c_while_a_worker_is_started_leaves_none(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt), WorkerProcesses(1) as workers:
         workers.start(0, take_signals_and_pause)
     assert not psutil.pid_exists(started[0])
+
+
+def test_a_process_whose_start_method_a_library_has_added_starts_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As joblib's do, with which scikit-learn fits estimators in parallel."""
+
+    class Added(ForkContext):
+        _name = "added"
+
+    contexts: Any = multiprocessing.context
+    monkeypatch.setitem(contexts._concrete_contexts, "added", Added())
+    monkeypatch.setattr(contexts._default_context, "_actual_context", Added())
+    with WorkerProcesses(1) as workers:
+        workers.start(0, start_method_in_worker)
+        (worker,) = workers.wait(60.0)
+    assert worker.exit == Exit(FINISHED, result=None)
+    assert multiprocessing.get_start_method() == "added"
+
+
+def start_method_in_worker(worker: Worker) -> Exit:
+    return Exit(FINISHED, result=multiprocessing.get_start_method(allow_none=True))
 
 
 def take_signals_and_pause(worker: Worker) -> None:

@@ -111,6 +111,21 @@ def using_existing_fork_server() -> Iterator[None]:
         del server.ensure_running
 
 
+@contextlib.contextmanager
+def known_start_method() -> Iterator[str | None]:
+    """This process's start method. A new process learns it by name, and would not know one that a library has
+    added, as joblib does in its workers: in place of that it is told another, and the value is None."""
+    method = multiprocessing.get_start_method(allow_none=True)
+    if method is None or method in multiprocessing.get_all_start_methods():
+        yield method
+        return
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        yield None
+    finally:
+        multiprocessing.set_start_method(method, force=True)
+
+
 def _kill() -> None:
     with contextlib.suppress(ProcessLookupError, TypeError):
         os.kill(_pid(), signal.SIGKILL)  # type: ignore[arg-type]

@@ -38,6 +38,7 @@ from murmurate.fabric.processes.fork_server import (
     UNKNOWN_CODE,
     end_stopped_fork_server,
     fork_server,
+    known_start_method,
 )
 from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 from murmurate.fabric.processes.run_state import RunState
@@ -223,14 +224,13 @@ class WorkerProcesses:
         end_stopped_fork_server()
         ours, theirs = self._context.Pipe(duplex=False)
         packed = pickle.dumps(work)  # torch's own pickling would move tensors to shared memory
-        start_method = multiprocessing.get_start_method(allow_none=True)
-        process = self._context.Process(
-            target=_run_worker,
-            args=(packed, rank, self.size, self.memory_file, theirs, start_method),
-            name=f"murmurate-replica-{rank}",
-        )
-        with signals_deferred():  # a Ctrl-C between the two would leave a process that nothing ends
-            process.start()
+        with known_start_method() as start_method, signals_deferred():
+            process = self._context.Process(
+                target=_run_worker,
+                args=(packed, rank, self.size, self.memory_file, theirs, start_method),
+                name=f"murmurate-replica-{rank}",
+            )
+            process.start()  # a Ctrl-C after this would leave a process that nothing ends
             self.by_rank[rank] = WorkerProcess(rank, process, ours, joins)
         theirs.close()
 
