@@ -243,6 +243,13 @@ def test_all_reduce_learns_the_same_twice():
     np.testing.assert_array_equal(*result)
 
 
+def test_equal_documents_are_not_taken_for_a_mistake_in_a_loop(capfd):
+    """Replicas begin with equal gradients there, as in a loop that does not share its batches out."""
+    same = np.ones((DOCUMENTS, WORDS), int)
+    LatentDirichletAllocation(2, strategy="all-reduce", replicas=2, max_iter=1).fit(same)
+    assert capfd.readouterr().err == ""
+
+
 def test_other_ranks_of_torchrun_get_the_result(monkeypatch):
     def on_another_rank(main, **settings):
         """Runs ``main`` in threads; the results are as a rank that is not main receives them."""

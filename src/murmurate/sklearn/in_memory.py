@@ -118,7 +118,8 @@ def _replica(
     corpus = Corpus(starts, word, counts, None, words)
     start = torch.from_numpy(np.load(Path(folder) / "start.npy")) if has_start else None
     learner = passes.learner(loop.replicate, corpus, start)
-    for part in passes.parts(len(corpus), loop.rank, loop.size):
+    parts = functools.partial(passes.parts, len(corpus), replicas=loop.size)
+    for part in loop.inputs(parts, per="replica"):
         learner.learn(Batch(corpus.select(part)))
     updates = learner.replica.steps_taken()
     loop.finish(_ENDING_SECONDS)
