@@ -316,6 +316,8 @@ def test_another_number_of_words_is_refused(verb):
         ({"max_doc_update_iter": 10**5}, ValueError, "^max_doc_update_iter is 100000; it must be from 1 to"),
         ({"evaluate_every": "x"}, TypeError, "evaluate_every is 'x'; give a whole number"),
         ({"verbose": "x"}, TypeError, "verbose is 'x'; give a whole number"),
+        ({"n_jobs": "x"}, TypeError, "n_jobs is 'x'; give a whole number"),
+        ({"n_jobs": 0}, ValueError, "n_jobs is 0; give a number of threads, or -1"),
         ({"strategy": 3}, ValueError, "strategy is 3; it takes a name"),
         ({"learning_decay": 2}, ValueError, "learning_decay is 2"),
         ({"learning_method": "gibbs"}, ValueError, "it must be one of online, batch"),

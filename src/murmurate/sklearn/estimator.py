@@ -59,12 +59,14 @@ _NUMBERS: dict[str, Any] = {
     "perp_tol": NonNegativeFloat,
     "mean_change_tol": NonNegativeFloat,
     "max_doc_update_iter": RepeatCount,
+    "n_jobs": int,
     "verbose": int,
     "replicas": PositiveInt,
 }
 _ALSO: dict[str, Any] = {  # types of values
     "doc_topic_prior": type(None),
     "topic_word_prior": type(None),
+    "n_jobs": type(None),
     "verbose": (bool, np.bool_),
 }
 
@@ -356,6 +358,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 raise TypeError(f"{name} is {value!r}; give {needed}")
             if not kind.holds(value):
                 raise ValueError(f"{name} is {value}; it must be {kind.demand(value)}")
+        if self.n_jobs == 0:  # else ``fit`` would fail after it has learned
+            raise ValueError("n_jobs is 0; give a number of threads, or -1 for one per core")
         choices = {
             "learning_method": ("online", "batch"),
             "init": ("documents", "random", "svi"),
