@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import murmurate
-from murmurate.cli import topics
+from murmurate.cli import topics, topics_tables
 from murmurate.cli.main import main
 from murmurate.cli.topics_page import _excerpt
 from murmurate.datasets.generated import generate
@@ -231,6 +232,22 @@ def test_transform_says_which_row_is_which_document(folder, tmp_path):
 
 
 # -- real processes -----------------------------------------------------------------------------------------
+
+
+def test_a_table_that_cannot_be_completed_leaves_the_earlier_one(folder, path, capsys, tmp_path, monkeypatch):
+    def full_disk(file, *_):
+        file.write("document,")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    table = tmp_path / "topics.csv"
+    assert run("topics", "transform", folder, path, "--out", table) == 0
+    earlier = table.read_text()
+    capsys.readouterr()
+    monkeypatch.setattr(topics_tables, "_write_csv", full_disk)
+    words = ("topics", "transform", str(folder), str(path), "--out")
+    assert "topics.csv cannot be written: No space left" in refused(capsys, *words, str(table))
+    assert "new.csv cannot be written: No space left" in refused(capsys, *words, str(tmp_path / "new.csv"))
+    assert [file.read_text() for file in tmp_path.iterdir()] == [earlier]
 
 
 def start(path, folder, *more):

@@ -29,6 +29,7 @@ from murmurate.datasets.vocabulary import vocabulary_beside
 from murmurate.errors import Refusal, cause_of
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, stored
+from murmurate.record.stored import output
 from murmurate.spec import Examples
 from murmurate.strategies import strategy
 from murmurate.training import checkpoint
@@ -257,9 +258,11 @@ def other_corpus(fitted: FittedTopics, options: argparse.Namespace) -> OtherCorp
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raises Refusal where ``path`` cannot be written."""
+def writing(path: Path) -> Iterator[Path]:
+    """A file that takes the place of ``path`` once it is complete. Raises Refusal where it cannot be
+    written."""
     try:
-        yield
+        with output(path) as fresh:
+            yield fresh
     except OSError as error:
         raise Refusal(f"{path} cannot be written: {cause_of(error)}. Name another with --out.") from error

@@ -52,8 +52,8 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
         for k in sorted(range(fitted.topics.count), key=lambda k: -weights[k])
     ]
     page = options.out or options.folder / "topics.html"
-    with writing(page):
-        page.write_text(_page(fitted, rows), encoding="utf-8")
+    with writing(page) as fresh:
+        fresh.write_text(_page(fitted, rows), encoding="utf-8")
     if options.json:
         print(json.dumps(rows))
         return 0

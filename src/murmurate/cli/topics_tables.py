@@ -38,14 +38,15 @@ def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
     if out is None:
         _write_csv(sys.stdout, corpus, weights)
         return 0
-    with writing(out):
+    with writing(out) as fresh:
         if suffix == ".csv":
-            with open(out, "w", encoding="utf-8", newline="") as file:
+            with open(fresh, "w", encoding="utf-8", newline="") as file:
                 _write_csv(file, corpus, weights)
         elif suffix == ".npz":
-            np.savez_compressed(out, topics=weights, **_columns(corpus))
+            with open(fresh, "wb") as arrays:  # to a path without .npz numpy would add it
+                np.savez_compressed(arrays, topics=weights, **_columns(corpus))
         else:
-            _write_parquet(out, weights, _columns(corpus))
+            _write_parquet(fresh, weights, _columns(corpus))
     print(f"{len(weights):,} documents x {weights.shape[1]} topics in {out}")
     if corpus.skipped.causes or len(corpus.skipped.documents):
         column = _key(corpus) if suffix == ".csv" else f"{_key(corpus)}s"  # as in ``_columns``
