@@ -165,6 +165,20 @@ def test_errors_in_records_are_refused_or_left_out(tmp_path, name, content, line
     assert skipped.causes.total() == 1
 
 
+@pytest.mark.parametrize("bigrams", [False, True])
+@pytest.mark.parametrize(("name", "content"), [("x.txt", ""), ("x.csv", "text\n"), ("x.jsonl", "\n")])
+def test_a_file_without_documents_is_refused_as_such(tmp_path, name, content, bigrams):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(Refusal, match=f"{name} has no documents"):
+        read(tmp_path / name, bigrams=bigrams)
+
+
+def test_texts_without_a_word_of_the_vocabulary_are_refused_as_such(tmp_path):
+    (tmp_path / "x.txt").write_text("quartz zebra\nzebra\n")
+    with pytest.raises(Refusal, match=r"No text in .*x.txt has one of the 2 words of the vocabulary"):
+        read(tmp_path / "x.txt", vocabulary=["cat", "dog"])
+
+
 def test_a_csv_without_a_header_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(Refusal, match="no header"):

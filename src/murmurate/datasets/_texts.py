@@ -94,8 +94,12 @@ def corpus(
     """
 
     def count_all(counter: WordCounter, errors: RecordErrors) -> Corpus:
+        documents = 0
         for document in source.documents(errors):
             counter.add(document.text)
+            documents += 1
+        if not documents:
+            raise Refusal(f"{source.path} has no documents. Check the file.")
         return counter.finish()
 
     if vocabulary is not None:

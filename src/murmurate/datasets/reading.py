@@ -202,6 +202,11 @@ def _convert(
     else:
         source = _texts.TextSource(path, kind, options["column"], options["name_column"])
         corpus = _texts.corpus(source, options["tokens"], words, bool(options["bigrams"]), errors)
+        if words is not None and not corpus.lengths.any():
+            raise Refusal(
+                f"No text in {path} has one of the {len(words):,} words of the vocabulary. Check that the "
+                "files are the right ones, and in its language."
+            )
         np.save(folder / "words.npy", corpus.words)
         np.save(folder / "counts.npy", corpus.counts)
         lengths, size, words = corpus.lengths, corpus.vocabulary_size, corpus.vocabulary
