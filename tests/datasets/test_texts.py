@@ -165,6 +165,17 @@ def test_errors_in_records_are_refused_or_left_out(tmp_path, name, content, line
     assert skipped.causes.total() == 1
 
 
+def test_a_column_whose_name_others_have_too_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("id,text,,text,\n1,cat dog,,old,\n2,cat,,old,\n")
+    with pytest.raises(Refusal, match=r"x.csv, line 1: 2 columns are called 'text'"):
+        read(tmp_path / "x.csv", column="text")
+    (tmp_path / "y.csv").write_text("text,,\ncat dog,,\ncat,,\n")
+    assert counts(read(tmp_path / "y.csv", column="text", tokens=ALL)) == [{"cat": 1, "dog": 1}, {"cat": 1}]
+    (tmp_path / "x.csv").write_text("text,text\ncat,dog\n")
+    with pytest.raises(Refusal, match="2 columns are called 'text'"):
+        read(tmp_path / "x.csv")
+
+
 @pytest.mark.parametrize("bigrams", [False, True])
 @pytest.mark.parametrize(("name", "content"), [("x.txt", ""), ("x.csv", "text\n"), ("x.jsonl", "\n")])
 def test_a_file_without_documents_is_refused_as_such(tmp_path, name, content, bigrams):

@@ -29,7 +29,7 @@ def column_values(
     None if the file has one column. Raises Refusal for a column that the first record lacks, or for none of
     several; the message lists the columns. Errors in records go to ``errors``.
     """
-    records = _csv(path, errors) if kind == "csv" else _jsonl(path, errors)
+    records = _csv(path, (column, name_column), errors) if kind == "csv" else _jsonl(path, errors)
     chosen: str | None = None
     for number, (line, record) in enumerate(records, 1):
         if chosen is None and record:
@@ -69,9 +69,9 @@ def _text(record: Record, column: str, line: int, errors: RecordErrors) -> str:
     return ""
 
 
-def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
+def _csv(path: Path, wanted: tuple[str | None, ...], errors: RecordErrors) -> Iterator[tuple[int, Record]]:
     """(number of the row's last line, values by column) of each row below the header; no values where the row
-    has an error."""
+    has an error. Raises Refusal where several columns have a name that is wanted, or all have the same."""
     with Lines(path, errors) as lines, _long_fields():
         header = lines.line() or b""
         try:
@@ -88,6 +88,10 @@ def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
             raise errors.refusal(
                 1, f"the header is no row of CSV ({error})", "Save it again with one line a row, as UTF-8."
             ) from error
+        for name in columns:
+            if columns.count(name) > 1 and (name in wanted or len(set(columns)) == 1):
+                detail = f"{columns.count(name)} columns are called '{name}'"
+                raise errors.refusal(1, detail, "Give each another name.")
         faulty: set[int] = set()  # lines that are not UTF-8
 
         def decoded() -> Iterator[str]:
