@@ -153,7 +153,11 @@ def test_a_step_that_would_leave_nothing_ends_the_run_in_a_sentence(path, tmp_pa
     rate = ("--agent.rate", 0.999999, "--agent.forgetting", 0.0)
     train = ("train", "table-gmm", "--world.path", path, *SHORT, *rate, "--out", tmp_path / "x")
     assert run(*train, "--strategy", "hogwild") == 1
-    assert "leaves nothing of it: use a smaller rate" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "leaves nothing of it" in said
+    assert "a greater delay or forgetting" in said  # the rate has no effect under Robbins-Monro
+    assert "--strategy solo" in said
+    assert run(*train, "--strategy", "solo", "--updates", 2, "--out", tmp_path / "y") == 0
 
 
 def fitted(values, total):

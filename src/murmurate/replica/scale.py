@@ -106,7 +106,11 @@ class Scale:
         Raises StepTooLarge for a step beyond 0 or, if the vector is shared, for a step to 0.
         """
         if not (by < 1 or (by == 1 and not self.shared)):
-            raise StepTooLarge(f"a step of {by:g} times the vector leaves nothing of it: use a smaller rate")
+            raise StepTooLarge(
+                f"a step of {by:g} times the vector leaves nothing of it, which replicas share: "
+                "use a smaller rate, or with step rule robbins-monro a greater delay or forgetting. A single "
+                "replica may take this step with --strategy solo"
+            )
         # a vector of zeros has scale 1, logarithm 0
         self._logs[self._own_index] += math.log1p(-by) if by < 1 else -float(self._logs[0])
         return by == 1
