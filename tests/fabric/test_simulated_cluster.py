@@ -62,12 +62,12 @@ def test_a_trace_goes_round_from_a_drawn_start():
     [
         ("constant", [], "takes 1"),
         ("constant", [0.0], "above 0"),
-        ("constant", [math.inf], "above 0 and finite, not inf"),
-        ("trace", [1.0, math.inf], "above 0 and finite, not inf"),
-        ("lognormal", [1.0, math.inf], "at least 0 and finite, not inf"),
+        ("constant", [math.inf], "above 0 and at most 1e\\+09, not inf"),
+        ("trace", [1.0, math.inf], "above 0 and at most 1e\\+09, not inf"),
+        ("lognormal", [1.0, math.inf], "from 0 to 50, not inf"),
         ("lognormal", [1.0], "takes 2"),
-        ("lognormal", [1.0, -1.0], "at least 0"),
-        ("straggler", [1.0, 0.5], "at least 1"),
+        ("lognormal", [1.0, -1.0], "from 0 to 50, not -1"),
+        ("straggler", [1.0, 0.5], "from 1 to 1e\\+09, not 0.5"),
         ("trace", [], "at least one"),
         ("gamma", [1.0], "no model 'gamma'"),
     ],
@@ -403,7 +403,7 @@ def test_an_island_holds_a_mean_up():
 
 def test_a_deadline_holds_while_the_network_works():
     def role(member):
-        with pytest.raises(FabricError, match="the network did not transfer everything within 1 s"):
+        with pytest.raises(FabricError, match="its messages took more than 1 s"):
             door_to(member).mean_(fill(0))
 
     slow = Network(latency_seconds=10.0)

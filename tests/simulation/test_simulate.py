@@ -367,8 +367,14 @@ def test_its_page_shows_the_waits_for_the_straggler_in_virtual_time(tmp_path, re
     ("cluster", "words"),
     [
         (Cluster(compute="gamma:1"), "no model 'gamma'"),
-        (Cluster(compute="constant:much"), "constant:0.01"),
-        (Cluster(compute="trace:/nowhere"), "holds no numbers"),
+        (Cluster(compute="gamma"), "no model 'gamma'"),
+        (Cluster(compute="constant:much"), "'much' is no number.*constant:0.01"),
+        (Cluster(compute="constant:"), r"takes 1 number\(s\), not 0"),
+        (Cluster(compute="constant:1e300"), "at most 1e\\+09"),  # the clock would stand still
+        (Cluster(compute="lognormal:0.01,1000"), "spread must be from 0 to 50"),  # OverflowError
+        (Cluster(network="spread=1000"), "spread must be from 0 to 50"),
+        (Cluster(network="latency="), "'' is no number"),
+        (Cluster(compute="trace:/nowhere"), r"/nowhere cannot be read \(No such file"),
         (Cluster(network="trace=/dev/null"), "/dev/null holds no numbers"),
         (Cluster(network="speed=1"), "no 'speed'"),
         (Cluster(network="bandwidth=0"), "above 0"),

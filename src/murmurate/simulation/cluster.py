@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, cause_of
 from murmurate.fabric.simulated.latency import Compute, Network, compute_model
 from murmurate.ranges import NonNegativeFloat, PositiveSeconds, Range, check_ranges
 from murmurate.recipes import stored
@@ -94,7 +94,8 @@ class Cluster:
         cannot be read."""
         name, _, rest = self.compute.partition(":")
         try:
-            numbers = _read_trace(Path(rest)) if name == "trace" else tuple(map(float, rest.split(",")))
+            given = rest.split(",") if rest else ()
+            numbers = _read_trace(Path(rest)) if name == "trace" else tuple(map(_number, given))
             return compute_model(name, numbers)
         except ValueError as error:
             raise Refusal(
@@ -132,7 +133,14 @@ def _network_value(key: str, value: str) -> object:
         if value not in ("yes", "no"):
             raise ValueError(f"ports is yes or no, not '{value}'")
         return value == "yes"
-    return float(value)
+    return _number(value)
+
+
+def _number(text: Any) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"{text!r} is no number") from None
 
 
 def _read_trace(path: Path) -> tuple[float, ...]:
@@ -149,9 +157,9 @@ def _read_trace(path: Path) -> tuple[float, ...]:
         items = json.loads(text) if text.lstrip().startswith("[") else text.split()
         if not items:
             raise ValueError(f"{path} holds no numbers")
-        return tuple(float(x) for x in items)
-    except (OSError, TypeError) as error:
-        raise ValueError(f"{path} holds no numbers ({error})") from error
+        return tuple(map(_number, items))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({cause_of(error)})") from error
 
 
 def _step_seconds(folder: Path) -> tuple[float, ...]:

@@ -75,14 +75,13 @@ class SimulatedCollectives:
         )
         if not scheduler.wait(rank, wait):
             silent = [other for other in self._expected(call) if other not in call.inputs]
-            cause = "the network was partitioned"
             if silent:
-                cause = f"ranks {silent} did not call it"
-            elif call.members:
-                cause = "the network did not transfer everything"
+                cause = f"ranks {silent} did not call it within"
+            else:
+                cause = "its messages took more than" if call.members else "the network was partitioned for"
             raise FabricError(
-                f"{kind} #{number} on '{self._channel}': {cause} within {self._deadline:g} s. Raise the "
-                "deadline, or use a strategy without collectives."
+                f"{kind} #{number} on '{self._channel}': {cause} {self._deadline:g} s. Shorten steps, "
+                "messages and faults, or use a strategy without collectives."
             )
         if root is not None and root not in call.inputs:
             raise FabricError(f"{kind} #{number} on '{self._channel}': its root, rank {root}, is dead.")

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DRAWN_AT_ONCE = 64  # random numbers
+_LONGEST_SECONDS = 1e9  # the clock would not advance by short times after much longer ones
+_GREATEST_SPREAD = 50.0  # exp(spread x N(0, 1)) is finite up to here
 
 
 class Compute(Protocol):
@@ -36,7 +38,7 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         _check_step(self.median_seconds)
-        _check_least("the spread", self.spread, 0.0)
+        _check_within("the spread", self.spread, 0.0, _GREATEST_SPREAD)
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
         if not self.spread:
@@ -57,7 +59,8 @@ class Straggler:
 
     def __post_init__(self) -> None:
         _check_step(self.seconds)
-        _check_least("how much slower the straggler is", self.times, 0.0 if self.sleeps else 1.0)
+        least = 0.0 if self.sleeps else 1.0
+        _check_within("how much slower the straggler is", self.times, least, _LONGEST_SECONDS / self.seconds)
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
         busy, asleep = self.seconds, 0.0
@@ -114,12 +117,13 @@ class Network:
     collective: Literal["ring", "tree", "fastest"] = "fastest"
 
     def __post_init__(self) -> None:
-        for name in ("latency_seconds", "spread", "handling_seconds", "resend_seconds"):
-            _check_least(name, getattr(self, name), 0.0)
+        for name in ("latency_seconds", "handling_seconds", "resend_seconds"):
+            _check_within(name, getattr(self, name), 0.0, _LONGEST_SECONDS)
+        _check_within("spread", self.spread, 0.0, _GREATEST_SPREAD)
         _check_positive("the bandwidth", self.bandwidth)
         _check_positive("the bandwidth of handling", self.handling_bandwidth)
         for seconds in self.trace_seconds:
-            _check_least("a measured latency", seconds, 0.0)
+            _check_within("a measured latency", seconds, 0.0, _LONGEST_SECONDS)
         if not 0 <= self.loss < 1:
             raise ValueError(f"a loss of {self.loss} is not a share of the messages: give 0 to less than 1")
         if self.collective not in ("ring", "tree", "fastest"):
@@ -230,8 +234,10 @@ def _normal_quantiles(u: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _check_step(seconds: float) -> None:
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"a step's seconds must be above 0 and finite, not {seconds:g}")
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise ValueError(
+            f"a step's seconds must be above 0 and at most {_LONGEST_SECONDS:g}, not {seconds:g}"
+        )
 
 
 def _check_positive(what: str, value: float) -> None:
@@ -239,6 +245,6 @@ def _check_positive(what: str, value: float) -> None:
         raise ValueError(f"{what} must be above 0, not {value:g}")
 
 
-def _check_least(what: str, value: float, least: float) -> None:
-    if not least <= value < math.inf:
-        raise ValueError(f"{what} must be at least {least:g} and finite, not {value:g}")
+def _check_within(what: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{what} must be from {least:g} to {most:g}, not {value:g}")
