@@ -42,10 +42,26 @@ def test_a_run_in_simulators_has_no_places(run_folder: Path, capsys: pytest.Capt
 def test_a_folder_without_a_run_is_refused(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        line = refused(capsys, verb, folder)
-        assert str(folder) in line
+    assert f"{tmp_path} holds no run" in refused(capsys, verb, tmp_path)
+    assert f"There is no folder {tmp_path / 'nowhere'};" in refused(capsys, verb, tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "report"])
+def test_a_study_is_not_taken_for_a_run(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study.json").write_text("{}")
+    others = [tmp_path / "other"] if verb == "report" else []  # alone it has a page of its own
+    assert f"such as {tmp_path / 'trial-0000'}" in refused(capsys, verb, tmp_path, *others)
+
+
+def test_a_folder_with_a_space_is_quoted_in_what_to_type(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(run_folder, tmp_path / "a run")
+    line = refused(capsys, "train", "cartpole-a2c", "--env-steps", "9", "--out", folder)
+    assert f"Go on with it: murmurate resume '{folder}'; or" in line
 
 
 def test_a_comparison_leaves_the_runs_own_page_alone(

@@ -342,6 +342,11 @@ def add_to_run(folder: Path, **fields) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+def fail_without_records(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "summary.json").write_text('{"exit": "failed: no disk."}')
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
@@ -353,6 +358,7 @@ def add_to_run(folder: Path, **fields) -> None:
         (lambda d: (d / "summary.json").write_text("{"), "cannot be read"),
         (lambda d: add_to_run(d, headline=_HEADLINE | {"spread": ["m"]}), "headline is"),
         (lambda d: (d / "metrics.jsonl").write_text(""), "no records yet; wait .* murmurate resume"),
+        (fail_without_records, "no records, as its run failed: no disk. Train anew"),
     ],
 )
 def test_refuses_what_is_no_run_and_writes_nothing(tmp_path: Path, spoil, sentence: str) -> None:

@@ -340,8 +340,6 @@ def open_run(folder: Path | str) -> RecordedRun:
     Damaged lines of metrics.jsonl are left out with a warning.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
     refuse_foreign(folder)
     run_file, metrics_file = folder / "run.json", folder / "metrics.jsonl"
     if not metrics_file.is_file():
@@ -363,6 +361,8 @@ def open_run(folder: Path | str) -> RecordedRun:
     centre, members, evaluated = (
         [line for line in lines if line.get("kind") == kind] for kind in ("centre", "member", "evaluation")
     )
+    if not records and str(end := summary.get("exit", "")).startswith("failed"):
+        raise Refusal(f"{folder} holds no records, as its run {end.rstrip('.')}. Train anew with --out.")
     if not records:
         raise Refusal(
             f"{folder} holds no records yet; wait until the run has learned for some seconds, "

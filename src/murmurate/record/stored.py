@@ -144,6 +144,13 @@ def refuse_foreign(folder: Path) -> None:
             f"{folder} is a sweep over seeds, and this needs one run: give a folder in it, such as "
             f"{folder / 'seed-0'}. To go on with the sweep, give the command that began it again."
         )
+    if not holds_run and (folder / "study.json").is_file():
+        raise Refusal(
+            f"{folder} is a study of murmurate tune, and this needs runs: give its trials, such as "
+            f"{folder / 'trial-0000'}."
+        )
+    if not holds_run and not folder.is_dir():
+        raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
     if not holds_run:
         raise Refusal(f"{folder} holds no run: it has no run.json; give a folder that murmurate train wrote.")
     root = os.path.realpath(folder)
