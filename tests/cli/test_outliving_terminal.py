@@ -1,13 +1,15 @@
-"""Prints to a terminal that has been closed."""
+"""Prints to a terminal that has been closed, and to what takes no more."""
 
 from __future__ import annotations
 
 import os
 import pty
 import sys
+from pathlib import Path
 
 import pytest
 
+from murmurate.cli.main import main
 from murmurate.cli.terminal import outlive_terminal
 
 
@@ -36,3 +38,24 @@ def test_what_is_no_terminal_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
         outlive_terminal()
         assert sys.stdout is pipe
     os.close(read)
+
+
+def test_a_reader_that_has_gone_ends_the_command_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:  # closing it writes what is left, as Python does at its exit
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["secret"]) == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_output_to_a_full_disk_is_an_error_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["secret"]) == 1
+    assert capsys.readouterr().err == "murmurate: The system: No space left on device.\n"

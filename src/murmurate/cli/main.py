@@ -52,16 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _carry_out(words: list[str]) -> int:
-    words = words or ["--help"]
     try:
-        words = _import_modules(words)
-        if asks_for_help(words):
-            return show_help(_parser(), words, _name_first)
-        options, rest = _parser().parse_known_args(_name_first(words))
-        verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
-        if rest and verb not in ("train", "tune", "resume", "simulate", "topics fit", "bench", "plan"):
-            raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
-        code: int = options.act(options, rest)
+        code = _act(_import_modules(words or ["--help"]))
+        if sys.stdout is not None:  # it is None where the caller has closed it
+            sys.stdout.flush()  # what cannot be written shall be reported here, and not after the exit code
     except Refusal as refusal:
         print(f"murmurate: {printable(str(refusal))}", file=sys.stderr)
         return REFUSED
@@ -72,16 +66,37 @@ def _carry_out(words: list[str]) -> int:
         print("murmurate: interrupted", file=sys.stderr)
         return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_unwritten()
         return FAILED
     except OSError as error:
         cause = printable(f"{error.filename or 'The system'}: {cause_of(error)}")
         remedy = " Check that the file is there and can be written." if error.filename else ""
         print(f"murmurate: {cause}.{remedy}", file=sys.stderr)
+        _discard_unwritten()
         return FAILED
     finally:
         end_fork_server()
     return code
+
+
+def _act(words: list[str]) -> int:
+    if asks_for_help(words):
+        return show_help(_parser(), words, _name_first)
+    options, rest = _parser().parse_known_args(_name_first(words))
+    verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
+    if rest and verb not in ("train", "tune", "resume", "simulate", "topics fit", "bench", "plan"):
+        raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
+    code: int = options.act(options, rest)
+    return code
+
+
+def _discard_unwritten() -> None:
+    """Give up what standard output does not take; Python would try again at its exit, and change the code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Terminated(KeyboardInterrupt):
