@@ -239,7 +239,7 @@ def test_a_study_from_before_a_field_existed_goes_on(made, tmp_path: Path) -> No
     assert second.tune() == 0
     stored["run"]["seed"] = 5
     write_json(path, stored)
-    with pytest.raises(Refusal, match="another run"):
+    with pytest.raises(Refusal, match="another seed"):
         made(_rising, trials=4, pruner="none")[0].tune()
 
 

@@ -99,8 +99,11 @@ class Study:
             if differing == ["objective"] and self._opened().renew(self.objective.direction):
                 self._write(settings)
             elif differing:
+                if "run" in differing:  # of the run, its fields are named
+                    changed = sorted(n for n, v in settings["run"].items() if stored["run"][n] != v)
+                    differing = [*changed, *differing[1:]]
                 raise Refusal(
-                    f"{self.folder} holds a study with another {' and '.join(differing)}. Go on with it: "
+                    f"{self.folder} holds a study with another {', '.join(differing)}. Go on with it: "
                     f"{stored.get('command', 'murmurate tune')}; or choose another folder with --out."
                 )
             return
