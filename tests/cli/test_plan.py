@@ -12,7 +12,7 @@ import pytest
 
 from murmurate.cli.main import main
 from murmurate.cli.options import change
-from murmurate.cli.plan import PROFILE, _words, advice, command
+from murmurate.cli.plan import PROFILE, _words, advice, command, machine
 from murmurate.errors import Refusal
 from murmurate.mapping import exchange, learning, measure
 from murmurate.mapping.candidates import Candidate
@@ -277,6 +277,8 @@ def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(
     assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
     assert main([*words, "--page", str(tmp_path)]) == 2
     assert f"{tmp_path} is a folder" in capsys.readouterr().err
+    assert main([*words, "--page", str(tmp_path / "full" / "p.json"), "--on", f"{tmp_path}/full/p.json"]) == 2
+    assert "which holds the measured costs" in capsys.readouterr().err
     assert main([*words, "--apply", "--out", str(tmp_path / "full")]) == 2
     assert "full is not empty and holds no run" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
@@ -342,6 +344,10 @@ def test_several_hosts_get_the_command_of_each() -> None:
         "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
         "-m murmurate train cartpole-a2c --launcher torchrun --out FOLDER --strategy gala --simulators 16"
     )
+
+
+def test_the_table_names_all_hosts() -> None:
+    assert [machine(2, 1), machine(1, 1), machine(1, 4)] == ["2 cores", "1 core", "4 hosts of 1 core each"]
 
 
 def test_the_assumed_network_is_named_for_several_hosts_alone() -> None:

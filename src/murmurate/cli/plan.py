@@ -118,7 +118,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         ]
         print(json.dumps(rows))
     else:
-        _show(run, candidates, profile, rates)
+        _show(run, candidates, machine(profile.cores, options.hosts), rates)
         which = "the first" if best is candidates[0] else "the fastest that was run"
         which += ", on each host" * (options.hosts > 1)
         print(f"Train with {which}: {command(run, best, words[candidates.index(best)], options.hosts)}")
@@ -132,6 +132,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
     from murmurate.training.run_folder import claim, unclaim
 
     page: Path | None = options.page
+    if page is not None and page.resolve() == (options.on or PROFILE).resolve():
+        raise Refusal(f"--page would write over {page}, which holds the measured costs. Name another file.")
     if page is not None and (page.is_dir() or not page.parent.is_dir()):
         wrong = f"{page} is a folder" if page.is_dir() else f"there is no folder {page.parent}"
         raise Refusal(f"--page names the file to write, and {wrong}. Name a file in a folder that is there.")
@@ -298,7 +300,7 @@ def _verdict(candidates: Sequence[Candidate], rates: Mapping[str, float], unit: 
 def _show(
     run: Run,
     candidates: Sequence[Candidate],
-    profile: DeviceProfile,
+    where: str,
     rates: Mapping[str, float],
 ) -> None:
     import rich.console
@@ -306,9 +308,7 @@ def _show(
     from rich.text import Text
 
     unit = candidates[0].unit
-    table = rich.table.Table(
-        title=Text(f"{run.recipe} on {_cores(profile.cores)}: {len(candidates)} configurations")
-    )
+    table = rich.table.Table(title=Text(f"{run.recipe} on {where}: {len(candidates)} configurations"))
     table.add_column("configuration")
     table.add_column(f"predicted {unit}", justify="right")
     if rates:
@@ -325,8 +325,10 @@ def _show(
     rich.console.Console().print(table)
 
 
-def _cores(number: int) -> str:
-    return "1 core" if number == 1 else f"{number} cores"
+def machine(cores: int, hosts: int) -> str:
+    """What a plan is for, in words. cores: of each host."""
+    each = "1 core" if cores == 1 else f"{cores} cores"
+    return each if hosts == 1 else f"{hosts} hosts of {each} each"
 
 
 def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int = 1) -> list[str]:

@@ -182,7 +182,10 @@ def load(path: Path) -> DeviceProfile:
     except OSError as error:
         raise Refusal(f"{path}: {cause_of(error)}. {_REMEDY}") from error
     except UNSOUND as error:
-        raise Refusal(f"{path} is no device profile ({type(error).__name__}: {error}). {_REMEDY}") from error
+        raise Refusal(
+            f"{path} is no device profile ({type(error).__name__}: {error}). Remove it, and measure again: "
+            "murmurate plan RECIPE --profile; or name another with --on."
+        ) from error
     return profile
 
 
