@@ -52,6 +52,16 @@ def test_refusals_change_nothing(words: list[str], cause: str, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("command", [["train", "--seeds", "0-1"], ["tune"]])
+def test_a_file_is_no_folder_for_runs(command: list[str], tmp_path: Path, capfd) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    verb, *options = command
+    assert main([verb, *RUN, *options, "--out", str(mine)]) == 2
+    assert f"{mine} is a file. Choose another with --out." in capfd.readouterr().err
+    assert mine.read_text() == "precious"
+
+
+@pytest.mark.parametrize("command", [["train", "--seeds", "0-1"], ["tune"]])
 def test_runs_at_once_do_not_share_the_files_of_a_replay(command: list[str], tmp_path: Path, capfd) -> None:
     verb, *options = command
     words = [verb, "cartpole-dqn", "--replay.folder", str(tmp_path / "there"), "--jobs", "2", *options]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -175,6 +177,17 @@ def test_a_trial_that_a_signal_ended_is_tried_again(made, code: int) -> None:
     assert not any("failed" in line for line in said)
 
 
+def test_a_database_that_fails_ends_the_study_in_a_sentence(made, tmp_path: Path) -> None:
+    def spoilt(rate: float) -> tuple[list[float], int]:
+        with contextlib.closing(sqlite3.connect(tmp_path / "study" / "study.db")) as database:
+            database.execute("DROP TABLE trial_intermediate_values")
+        return _rising(rate)
+
+    study, _, _ = made(spoilt)
+    with pytest.raises(RunFailed, match=r"study\.db cannot be used: no such table.* the same command"):
+        study.tune()
+
+
 def test_three_failures_at_the_start_end_the_study(made) -> None:
     study, _, runs = made(lambda rate: ([], 1))
     with pytest.raises(RunFailed, match="loss of replica 0 is nan"):
@@ -272,6 +285,14 @@ def test_processes_share_a_study_and_take_over_what_was_cut_off(tmp_path: Path) 
     assert third is not None
     assert third.number == 2
     assert ours.next(3) is None
+
+
+@pytest.mark.parametrize("name", ["lr?", "50%20 é", "{a}"])
+def test_the_database_is_in_the_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    Trials(tmp_path / name, SPACE, "maximize", "random", "none", seed=0)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert {path.name for path in (tmp_path / name).iterdir()} == {"locks", "study.db"}
 
 
 def test_another_objective_keeps_the_trials_without_their_values(tmp_path: Path) -> None:

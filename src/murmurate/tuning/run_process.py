@@ -209,6 +209,15 @@ def is_held(folder: Path) -> bool:
         return True
 
 
+def check_free(folder: Path, kind: str) -> None:
+    """Raise Refusal if there is a file, or a folder with content, where a sweep or study (``kind``) is to
+    begin."""
+    if folder.exists() and not folder.is_dir():
+        raise Refusal(f"{folder} is a file. Choose another with --out.")
+    if folder.exists() and any(folder.iterdir()):
+        raise Refusal(f"{folder} is not empty and holds no {kind}. Choose another: --out.")
+
+
 def write_settings(folder: Path, name: str, content: dict[str, Any]) -> None:
     """Write the file ``name`` of a sweep or study into ``folder``, which is made if needed."""
     try:

@@ -22,7 +22,7 @@ from murmurate.tuning.objective import Objective, Progress
 from murmurate.tuning.page import write_page
 from murmurate.tuning.run_process import INTERRUPTED, HeldRun, Running, RunProcess
 from murmurate.tuning.space import Dimension, words
-from murmurate.tuning.trials import HeldTrial, Trials
+from murmurate.tuning.trials import HeldTrial, Trials, database_errors
 
 FILE = "study.json"
 _MOST_FAILURES = 3  # if as many trials fail before one has finished, the study ends
@@ -58,10 +58,14 @@ class Study:
     def tune(self) -> int:
         """Train trials to the end of the study, print the best setting and write the page. Returns the exit
         code. Raises Refusal for a folder, sampler or pruner that cannot be used; MissingExtra without Optuna;
-        RunFailed if no trial finishes, or none has the objective's figure."""
+        RunFailed if no trial finishes, none has the objective's figure, or the database fails."""
         self._claim()
         self._trials = self._opened()
         self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        with database_errors(self.folder):
+            return self._tune()
+
+    def _tune(self) -> int:
         stopped = run_process.run_all(self._start, self._ended, self.jobs, self._watch)
         if self._is_hopeless():
             raise RunFailed(f"The first {_MOST_FAILURES} trials failed. The last one: {self._failures[-1]}")
@@ -107,8 +111,7 @@ class Study:
                     f"{stored.get('command', 'murmurate tune')}; or choose another folder with --out."
                 )
             return
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise Refusal(f"{self.folder} is not empty and holds no study. Choose another: --out.")
+        run_process.check_free(self.folder, "study")
         self._write(settings)
 
     def _opened(self) -> Trials:
@@ -199,7 +202,8 @@ class Study:
         if best is None:
             raise RunFailed("No trial of the study has finished. See the .log files in " + str(self.folder))
         ends = [trial.state.name for trial in self._trials.all()]
-        self.say(", ".join(f"{ends.count(name)} {text}" for name, text in _ENDS.items() if name in ends))
+        counts = ", ".join(f"{ends.count(name)} {text}" for name, text in _ENDS.items() if name in ends)
+        self.say(counts.replace("trials", "trial") if counts.startswith("1 ") else counts)
         self.say(
             f"Best: {self.objective.name} {number_text(best.value)}, trial {best.number} "
             f"(median of the finished trials {number_text(statistics.median(values))})"

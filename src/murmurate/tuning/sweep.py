@@ -96,8 +96,8 @@ class Sweep:
                     "began it, or choose another folder with --out."
                 )
             seeds |= set(seed_folders(self.folder))
-        elif self.folder.exists() and any(self.folder.iterdir()):
-            raise Refusal(f"{self.folder} is not empty and holds no sweep. Choose another: --out.")
+        else:
+            run_process.check_free(self.folder, "sweep")
         content = {"settings": settings, "seeds": sorted(seeds), "command": self.command}
         run_process.write_settings(self.folder, FILE, content)
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import MissingExtra, Refusal
+from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.tuning.space import Dimension
 
 SAMPLERS = ("tpe", "random", "qmc", "cmaes", "gp")
@@ -166,10 +168,32 @@ class Trials:
 def _opened(path: Path, direction: str) -> Any:
     """The study of the database ``path``, created if it does not exist."""
     optuna = _optuna()
+    from sqlalchemy.pool import QueuePool
+
+    # the path is no part of the URL, where "?", "%" and "{" in it would have a meaning
+    connect = functools.partial(sqlite3.connect, path.absolute(), timeout=60, check_same_thread=False)
     storage = optuna.storages.RDBStorage(
-        f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 60}}
+        "sqlite://", engine_kwargs={"creator": connect, "poolclass": QueuePool}
     )
     return optuna.create_study(storage=storage, study_name="study", direction=direction, load_if_exists=True)
+
+
+@contextlib.contextmanager
+def database_errors(folder: Path) -> Iterator[None]:
+    """Raises RunFailed for an exception of the study's database in ``folder``: on a full disk, say."""
+    optuna = _optuna()
+    from sqlalchemy.exc import SQLAlchemyError  # which Optuna needs
+
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise RunFailed(
+            f"{folder / 'study.db'} cannot be used: {cause}. Make room, and see that it can be written; the "
+            "same command then goes on with the study."
+        ) from error
 
 
 def check_installed(sampler: str, pruner: str) -> None:
