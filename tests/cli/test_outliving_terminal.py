@@ -58,4 +58,4 @@ def test_output_to_a_full_disk_is_an_error_of_the_command(
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(["secret"]) == 1
-    assert capsys.readouterr().err == "murmurate: The system: No space left on device.\n"
+    assert capsys.readouterr().err == "murmurate: The system: No space left on device. Make room.\n"

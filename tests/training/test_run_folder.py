@@ -191,6 +191,12 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     assert read_object(path) == {"a": 1}
 
 
+def test_a_full_disk_is_reported_with_the_file_that_did_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space") as raised, replacing(tmp_path / "plan.html"):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as write(2) does
+    assert raised.value.filename == str(tmp_path / "plan.html")
+
+
 def test_a_full_disk_is_a_refusal_and_what_was_changed_before_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("old")
 

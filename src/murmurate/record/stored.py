@@ -35,7 +35,8 @@ _DEEPEST = 100  # levels of nesting
 def replacing(path: Path, *, synced: bool = False) -> Iterator[Path]:
     """A file beside ``path`` that takes its place at the end: a reader sees the old content or the new one.
 
-    synced: it is on the disk before. If anything is raised, ``path`` stays, and the file is removed.
+    synced: it is on the disk before. If anything is raised, ``path`` stays, and the file is removed; an
+    OSError that names no file (writing to a full disk raises one) then names ``path``.
     """
     fresh = path.with_name(path.name + ".new")
     try:
@@ -43,7 +44,9 @@ def replacing(path: Path, *, synced: bool = False) -> Iterator[Path]:
         if synced:
             sync(fresh)
         os.replace(fresh, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)
         with contextlib.suppress(OSError):  # on a read-only disk it would hide what was raised
             fresh.unlink()
         raise
