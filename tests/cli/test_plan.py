@@ -145,7 +145,9 @@ def test_a_profile_of_other_settings_is_refused(folder: Path, capsys: Capture) -
     profile.hardware["cpu"] = "another processor"
     save(profile, folder / "other.json")
     assert main(["plan", "cartpole-dqn", "--on", "other.json"]) == 2
-    assert "murmurate plan cartpole-dqn --profile" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "holds the costs of cartpole a2c, and not of cartpole-dqn" in refusal  # in both precisions
+    assert "murmurate plan cartpole-dqn --profile" in refusal
     assert (
         main(["plan", "cartpole-a2c", "--on", "other.json", "--json"]) == 0
     )  # another machine can be planned for
@@ -242,6 +244,15 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_measured(capsy
     captured = capsys.readouterr()
     assert "Use --placement.devices cpu" in captured.err or "there is no cuda:99" in captured.err
     assert "measuring" not in captured.err
+
+
+def test_a_strategy_that_cannot_begin_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(measure, "add_recipe", lambda *_: pytest.fail("measured"))
+    words = ["--strategy", "gala", "--strategy.topology", "moebius", "--profile"]
+    assert main(["plan", "cartpole-a2c", *words]) == 2
+    assert "There is no topology called 'moebius'" in capsys.readouterr().err
 
 
 def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:

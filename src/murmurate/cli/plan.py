@@ -204,7 +204,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
 
     Raises Refusal if the profile is of another machine and something would have to be measured or trained.
     """
-    from murmurate.mapping import learning, measure
+    from murmurate.mapping import exchange, learning, measure
     from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.precision import with_faster_precision
     from murmurate.mapping.profile import DeviceProfile, key, load
@@ -224,6 +224,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
         )
     if here:
         device_types(run)  # what is not there is refused; a pilot's process would end with a traceback
+        exchange.check(run.strategy)
     elif options.apply:
         raise Refusal(
             f"--apply trains here, and {path} is of another machine, with other cores. Give the command that "

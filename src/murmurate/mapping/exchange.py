@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from murmurate.fabric.interface import Fabric
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.launch.together import run_together
 from murmurate.mapping.lines import Line, fit
 from murmurate.replica.vector import Replica
@@ -25,6 +26,16 @@ class _Parameters(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(count))
+
+
+def check(strategy: Strategy) -> None:
+    """Raise Refusal for what the strategy refuses when it begins: a topology of another name, for example."""
+    members = 1 + strategy.centre
+
+    def begin(fabric: Fabric) -> None:
+        Replicator(strategy, fabric).replicate("shared", _Parameters(1), _sgd)
+
+    SimulatedFabric(members, seed=0, keep_log=False).run([begin] * members)
 
 
 def measure(strategy: Strategy, replicas: int) -> Line:

@@ -120,7 +120,7 @@ def _checked(
     """How fast ``run`` learns, as far as that was measured. Raises Refusal for what ``objective`` lacks."""
     costs = profile.recipes.get(key(run))
     if costs is None:
-        known = ", ".join(sorted(name.rpartition(" ")[0] for name in profile.recipes)) or "nothing"
+        known = ", ".join(sorted({name.rpartition(" ")[0] for name in profile.recipes})) or "nothing"
         raise Refusal(
             f"the profile holds the costs of {known}, and not of {run.recipe} with these settings. Measure "
             f"them: murmurate plan {run.recipe} --profile."
