@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from murmurate.cli.main import main
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.recipes import recipe
-from murmurate.tuning.sweep import read_seeds, scores_line, seed_text
+from murmurate.tuning.sweep import Sweep, read_seeds, scores_line, seed_text
 from waiting import until
 
 RUN = ["cartpole-a2c", "--launcher", "inline", "--eval-episodes", "1"]
@@ -114,6 +114,15 @@ def test_the_same_command_continues_an_interrupted_sweep(tmp_path: Path, capfd) 
 
 def _summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_report_that_cannot_be_made_is_no_refusal_of_the_finished_sweep(tmp_path: Path) -> None:
+    sweep = Sweep(recipe("cartpole-a2c"), ["train", *RUN], [0], tmp_path)
+    sweep._claim()
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "summary.json").write_text('{"exit": "finished"}')
+    with pytest.raises(RunFailed, match=rf"Try again: murmurate report {tmp_path}\. The cause: .* no run"):
+        sweep.train()
 
 
 def test_intervals_are_printed_from_five_runs_on() -> None:

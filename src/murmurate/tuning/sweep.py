@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.record import score_statistics
 from murmurate.record.figures import number_text
 from murmurate.record.report import report
@@ -48,7 +48,8 @@ class Sweep:
         """Train every seed that has not finished, resuming those that were interrupted; then write the report
         of these and of the folder's other finished seeds, and print the statistics. Returns the exit code.
 
-        Raises Refusal, with nothing changed, where the folder holds anything but this sweep.
+        Raises Refusal, with nothing changed, where the folder holds anything but this sweep; RunFailed where
+        the report cannot be made.
         """
         self._claim()
         paths = {seed: self.folder / f"seed-{seed}" for seed in self.seeds}
@@ -132,7 +133,14 @@ class Sweep:
             self.say(
                 scores_line([each for path in finished if (each := run_process.summary(path))], self.run)
             )
-            written = report(finished, self.folder / "report.html")
+            try:
+                written = report(finished, self.folder / "report.html")
+            except Refusal as refusal:  # its remedies are those of murmurate report
+                again = shlex.join(["murmurate", "report", str(self.folder)])
+                raise RunFailed(
+                    f"The runs are in {self.folder}, and their report could not be made. Try again: {again}. "
+                    f"The cause: {refusal}"
+                ) from refusal
             self.say(f"The runs are in {self.folder}, their report is {written}")
 
     def _code(self) -> int:
