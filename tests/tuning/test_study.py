@@ -46,7 +46,10 @@ class FakeRun:
         self.words, self.folder = list(words), Path(words[words.index("--out") + 1])
         self.returns, self.exit_code = script(float(words[words.index("--agent.learning-rate") + 1]))
         self.folder.mkdir()
-        output.write_text("murmurate: the loss of replica 0 is nan\n")
+        output.write_text(
+            "murmurate: failed: the loss of replica 0 is nan\nmurmurate: warning: a thread is left\n"
+            "The run is in trial-0000 - next: murmurate report trial-0000\n"
+        )
         self._at = 0
         self.signalled = 0
 

@@ -179,7 +179,7 @@ class Study:
             elif trial.foreign or code in (INTERRUPTED, run_process.TERMINATED):
                 pass  # the trial stays unfinished; this command goes on with it, or the next one
             else:
-                self._fail(held, _last_line(trial.folder.with_suffix(".log")) or f"exit code {code}")
+                self._fail(held, _reason(trial.folder.with_suffix(".log")) or f"exit code {code}")
         finally:
             held.release()
 
@@ -249,9 +249,12 @@ class _Trial:
 _ENDS = {"COMPLETE": "trials finished", "PRUNED": "pruned", "FAIL": "failed"}
 
 
-def _last_line(log: Path) -> str:
+def _reason(log: Path) -> str:
+    """Why the run failed: the last message in its output that is no warning; without one, the last line."""
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1].removeprefix("murmurate: ") if lines else ""
+    messages = [line.removeprefix("murmurate: ") for line in lines if line.startswith("murmurate: ")]
+    causes = [message.removeprefix("failed: ") for message in messages if not message.startswith("warning: ")]
+    return (causes or lines or [""])[-1]
