@@ -131,3 +131,12 @@ def test_intervals_are_printed_from_five_runs_on() -> None:
     run = recipe("cartpole-a2c")
     assert scores_line(summaries[:4], run) == "eval_return_mean of 4 runs: mean 2.5, interquartile mean 2.5"
     assert "mean 3 (95% bootstrap interval 1" in scores_line(summaries, run)
+
+
+def test_a_sweep_whose_runs_failed_at_once_is_not_said_to_have_none(tmp_path: Path, capfd) -> None:
+    sweep = Sweep(recipe("cartpole-a2c"), ["train", *RUN], [0], tmp_path)
+    sweep._claim()
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "metrics.jsonl").touch()
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"The sweep in {tmp_path} has no run with records." in capfd.readouterr().err

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 
 import psutil
 import pytest
@@ -376,6 +377,7 @@ def test_its_page_shows_the_waits_for_the_straggler_in_virtual_time(tmp_path, re
         (Cluster(network="latency="), "'' is no number"),
         (Cluster(compute="trace:/nowhere"), r"/nowhere cannot be read \(No such file"),
         (Cluster(network="trace=/dev/null"), "/dev/null holds no numbers"),
+        (Cluster(compute=f"trace:{sys.executable}"), "holds no numbers. For example"),  # a binary file
         (Cluster(network="speed=1"), "no 'speed'"),
         (Cluster(network="bandwidth=0"), "above 0"),
         (Cluster(network="ports=perhaps"), "yes or no"),

@@ -16,7 +16,7 @@ FILE = "sweep.json"
 def run_folders(folders: Sequence[Path]) -> list[Path]:
     """``folders``, where the folders of its runs replace that of a sweep, in the order of their seeds.
 
-    Raises Refusal for the folder of a sweep that has no run yet.
+    Raises Refusal for the folder of a sweep whose runs have recorded nothing.
     """
     expanded: list[Path] = []
     for folder in folders:
@@ -25,7 +25,9 @@ def run_folders(folders: Sequence[Path]) -> list[Path]:
             continue
         runs = [path for path in seed_folders(folder).values() if _has_records(path / "metrics.jsonl")]
         if not runs:
-            raise Refusal(f"The sweep in {folder} has no run yet. Start it with the same command again.")
+            raise Refusal(
+                f"The sweep in {folder} has no run with records. Give the command that began it again."
+            )
         expanded += runs
     return expanded
 

@@ -160,6 +160,8 @@ def _read_trace(path: Path) -> tuple[float, ...]:
         return tuple(map(_number, items))
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({cause_of(error)})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} holds no numbers") from error
 
 
 def _step_seconds(folder: Path) -> tuple[float, ...]:
