@@ -26,7 +26,6 @@ from murmurate.bench._result import progress_log
 from murmurate.cli.listing import listing
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Fabric
-from waiting import until
 
 
 def meet(fabric: Fabric, offset: float) -> float:
@@ -155,26 +154,6 @@ def test_peers_run_report_their_failure_or_say_that_they_are_not_installed(
 )
 def test_what_nvidia_smi_prints(line: str, sample: tuple[float, float] | None) -> None:
     assert _gpu.parse(line) == sample
-
-
-def test_samples_are_what_nvidia_smi_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        '#!/bin/sh\necho "40, 80.0"\necho "[N/A], 80.0"\necho "$1" > "$0.asked"\nexec sleep 600\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with _gpu.sampled(device=3) as samples:
-        until((tmp_path / "nvidia-smi.asked").exists)
-    assert samples == [(40.0, 80.0)]
-    assert (tmp_path / "nvidia-smi.asked").read_text() == "--id=3\n"
-
-
-def test_samples_are_empty_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gpu.shutil, "which", lambda program: None)
-    with _gpu.sampled() as samples:
-        pass
-    assert samples == []
 
 
 def test_learners_that_actors_feed_lose_nothing() -> None:

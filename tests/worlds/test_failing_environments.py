@@ -365,8 +365,9 @@ class Unclosed(Told):
 
 
 def test_an_environment_that_cannot_be_closed_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_failures, "_printed", set())
     result = murmurate.train(
         env=Unclosed,
         algorithm="a2c",
@@ -377,6 +378,9 @@ def test_an_environment_that_cannot_be_closed_trains(
     )
     assert result.summary["updates"] == 2
     assert capsys.readouterr().err.count("'Unclosed' object has no attribute 'window'") == 1
+    assert (
+        "replica 0 could not close its source: AttributeError" in (tmp_path / "run/metrics.jsonl").read_text()
+    )
 
 
 def test_a_constructor_that_fails_in_a_replacement_is_one_more_failure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -243,7 +244,7 @@ def evaluate(
                         episode, cut = game.cut(), cut + 1
                     if episode is not None:
                         ended[game.number], restarted = episode, restarted + game.restarted
-                        game.simulator.close()
+                        _close(game)
                 env_steps += len(games)
                 games = [game for game in games if game.number not in ended]
                 if time.monotonic() >= next_report:
@@ -251,7 +252,7 @@ def evaluate(
                     next_report = time.monotonic() + _REPORT_SECONDS
     finally:
         for game in games:
-            game.simulator.close()
+            _close(game)
     in_order = [ended[number] for number in range(episodes)]
     return EvalResult(
         tuple(e.episode_return for e in in_order),
@@ -285,8 +286,13 @@ def record_game(
                 if game.step(_act(policy, [game], generator)).episodes:
                     break
     finally:
-        game.simulator.close()
+        _close(game)
     return np.stack(frames), game.return_so_far
+
+
+def _close(game: _Game) -> None:
+    with contextlib.suppress(Exception):  # of an environment: the game has been played
+        game.simulator.close()
 
 
 def _modules(policy: Policy) -> list[nn.Module]:

@@ -16,7 +16,7 @@ from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
-from murmurate.worlds._gym_env import close, reset, success_of
+from murmurate.worlds._gym_env import reset, success_of
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import (
     JOINT_ACTIONS,
@@ -196,8 +196,10 @@ class GymSimulators:
             ) from problem
 
     def close(self) -> None:
-        for env in self._envs:
-            close(env)
+        """Close all environments. Raises the exception of one that fails."""
+        with contextlib.ExitStack() as stack:
+            for env in self._envs:
+                stack.callback(env.close)
 
     def _begin(
         self, b: int, observation: npt.NDArray[Any], seed: int | None, cause: _Failure | None = None

@@ -14,6 +14,7 @@ other field is an option ``--world.FIELD``. Recipes choose settings by the world
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ class SimulatorWorld(World, Protocol):
     @functools.cached_property
     def _spec(self) -> EnvSpec:
         simulators = self.open(1, training=True)
-        simulators.close()
+        with contextlib.suppress(Exception):  # a run is told by its own environments
+            simulators.close()
         return simulators.spec
 
     # whether observations are colour images of a first-person view

@@ -16,7 +16,7 @@ from torch import Tensor
 from murmurate.errors import Refusal, RunFailed
 from murmurate.spec import TimeStep
 from murmurate.worlds._failures import noted
-from murmurate.worlds._gym_env import REFUSALS_OF_SEEDS, SHORT_SEEDS, close, success_of
+from murmurate.worlds._gym_env import REFUSALS_OF_SEEDS, SHORT_SEEDS, success_of
 from murmurate.worlds._numbers import LARGEST_REWARD
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.episodes import EpisodeCounter
@@ -137,7 +137,7 @@ class VectorSimulators:
         return np.asarray(frames[0], np.uint8)
 
     def close(self) -> None:
-        close(self._env)
+        self._env.close()
 
     @property
     def _place(self) -> str:
