@@ -31,6 +31,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         started(dataclasses.replace(steady(recipe("cartpole-a2c")), updates=1), Path(folder))
     print("started", flush=True)
+    input()  # until the processes that there are have been counted
     {}
     print("not reached", flush=True)
 """
@@ -53,6 +54,7 @@ def test_a_signal_stops_the_measurement_and_not_only_its_run(program: str, numbe
         tempfile.TemporaryDirectory(prefix="murmur") as folder,  # short, as paths of sockets are limited
         session(
             [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "TMPDIR": folder},
@@ -62,10 +64,13 @@ def test_a_signal_stops_the_measurement_and_not_only_its_run(program: str, numbe
         def left() -> list[str]:
             return [name for name in os.listdir(folder) if name.startswith("murmurate")]
 
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         # the learner of the first run may still be ending
         before = set(psutil.Process(process.pid).children(recursive=True))
+        process.stdin.write("\n")
+        process.stdin.flush()
         until(left, "a folder to write to")
         until(lambda: set(psutil.Process(process.pid).children(recursive=True)) - before, "a learner")
         descendants = psutil.Process(process.pid).children(recursive=True)
