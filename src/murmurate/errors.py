@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+# error numbers of a disk, quota or largest file size that is used up
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # for each package of Debian and Ubuntu: names of its libraries, as error messages write them
 _LIBRARIES = {
     "libegl1 libegl-mesa0 libgl1-mesa-dri": ("EGL",),

@@ -63,14 +63,18 @@ def test_loggers_that_had_started_are_ended_if_another_cannot_start(
     assert codes == [1]
 
 
-@pytest.mark.slow
-def test_mlflow_has_the_numbers_the_settings_and_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def mlflow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's own store of runs, in a file, with the experiment birds."""
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "birds")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_has_the_numbers_the_settings_and_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "my-run"
     folder.mkdir()
     (logger,) = open_loggers(["mlflow", "mlflow"], folder, CONFIG)
@@ -94,13 +98,10 @@ def test_mlflow_has_the_numbers_the_settings_and_the_end(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_run_of_mlflow_whose_first_write_fails_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "birds")
     from mlflow.tracking import MlflowClient
 
     def raises(*_: object, **__: object) -> None:

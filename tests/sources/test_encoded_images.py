@@ -245,6 +245,13 @@ def test_a_set_in_which_nothing_can_be_decoded_ends_the_run(tmp_path):
     it.close()
 
 
+def decode_by(program, folder, monkeypatch):
+    """From now on decoder processes run ``program``."""
+    (folder / "other_decoder.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setattr(image_processes, "_MODULE", "other_decoder")
+
+
 DYING = """
 import os, signal
 from murmurate.sources import image_worker
@@ -260,9 +267,7 @@ image_worker.main()
 
 def test_an_image_that_kills_its_decoder_is_named_or_left_out(path, tmp_path, monkeypatch):
     """As a fault in the decoding library would have it."""
-    (tmp_path / "dying_decoder.py").write_text(DYING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(image_processes, "_MODULE", "dying_decoder")
+    decode_by(DYING, tmp_path, monkeypatch)
     it = source(path, 2)
     with pytest.raises(RunFailed, match=r"00007.jpg: it makes the decoder crash. .*--world.skip-bad true"):
         taken(it, 6)
@@ -294,9 +299,7 @@ image_worker.main()
 
 def test_what_a_decoder_could_not_read_before_it_died_is_read_again(path, tmp_path, monkeypatch):
     """As where a network disk comes back."""
-    (tmp_path / "flaky_decoder.py").write_text(FLAKY)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(image_processes, "_MODULE", "flaky_decoder")
+    decode_by(FLAKY, tmp_path, monkeypatch)
     it = source(path, 1)
     assert sorted(numbers(taken(it, 6))[:26]) == list(range(26))
     assert [kind for kind, _ in it.events()] == ["decoder died"]

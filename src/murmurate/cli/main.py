@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import sys
@@ -25,13 +24,12 @@ from murmurate.cli import (
 )
 from murmurate.cli.help import Misused, asks_for_help, show_help
 from murmurate.cli.terminal import outlive_terminal
-from murmurate.errors import Refusal, RunFailed, cause_of, printable
+from murmurate.errors import DISK_FULL, Refusal, RunFailed, cause_of, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
 
 # options that take no value, of the verbs that take a name
 _WITHOUT_VALUE = frozenset(("--apply", "--check", "--json", "--profile", "--skip-bad", "--transpose"))
-_DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
@@ -73,7 +71,7 @@ def _carry_out(words: list[str]) -> int:
     except OSError as error:
         cause = printable(f"{error.filename or 'The system'}: {cause_of(error)}")
         remedy = " Check that the file is there and can be written." if error.filename else ""
-        remedy = " Make room." if error.errno in _DISK_FULL else remedy
+        remedy = " Make room." if error.errno in DISK_FULL else remedy
         print(f"murmurate: {cause}.{remedy}", file=sys.stderr)
         _discard_unwritten()
         return FAILED

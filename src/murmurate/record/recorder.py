@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from murmurate.errors import RunFailed, cause_of
+from murmurate.errors import DISK_FULL, RunFailed, cause_of
 
 # Every line starts with this. A process killed during a write leaves an incomplete line, and the next
 # writer's line follows it directly; the reader finds that line by its start, which no JSON string can
 # contain.
 LINE_START = b'{"time_seconds":'
-_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Recorder:
@@ -130,7 +129,7 @@ def _plain(value: Any) -> tuple[Any, bool]:
 
 
 def _failure(path: Path, error: OSError) -> RunFailed:
-    if error.errno in _DISK_FULL:
+    if error.errno in DISK_FULL:
         return RunFailed(
             f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )

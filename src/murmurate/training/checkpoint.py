@@ -11,7 +11,6 @@ which is renamed to ``last`` when complete.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -23,14 +22,13 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from murmurate.errors import Refusal, RunFailed, quoted
+from murmurate.errors import DISK_FULL, Refusal, RunFailed, quoted
 from murmurate.record.stored import FORMAT, UNSOUND, read_object, seal, sync
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
 
 __all__ = ["lacks", "parts", "read_manifest"]
-_DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READS = 3  # of a checkpoint that a run replaces meanwhile
 T = TypeVar("T")
 
@@ -330,7 +328,7 @@ def updates(checkpoint: Path, rank: int) -> int:
 def disk_failure(path: Path, error: Exception) -> RunFailed:
     """The exception to raise after an ``error`` of writing to ``path``."""
     number = getattr(error, "errno", None)
-    if number in _DISK_FULL_ERRORS or "No space" in str(error) or "File too large" in str(error):
+    if number in DISK_FULL or "No space" in str(error) or "File too large" in str(error):
         return RunFailed(
             f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )
