@@ -221,6 +221,7 @@ def nothing(loop):
         ({"parts": 3}, r"2 rank\(s\), each of them a part of a replica of 3 parts.*whole replicas. Start 3"),
         ({"launcher": "local"}, r"started this script 2 times.*launcher='local'. Leave launcher out"),
         ({"launcher": "ray"}, r"launcher='ray'. Leave launcher out"),
+        ({"launcher": "inline"}, r"launcher='inline'. Leave launcher out"),
         ({"strategy": "solo"}, "solo trains one replica, and the run has 2"),
     ],
 )

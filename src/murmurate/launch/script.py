@@ -108,7 +108,7 @@ def run(
     environment = script_ranks.torchrun_environment()
     if launcher is None:
         launcher = "local" if environment is None else "torchrun"
-    if environment is not None and environment.size > 1 and launcher in ("local", "ray"):
+    if environment is not None and environment.size > 1 and launcher in ("inline", "local", "ray"):
         raise Refusal(
             f"torchrun started this script {environment.size} times, and each would start replicas of its "
             f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
