@@ -138,6 +138,16 @@ def test_an_imported_part_takes_the_name_of_no_other(
     assert not (folder / "run").exists()
 
 
+def test_each_field_of_a_strategy_has_a_default(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else a name alone cannot stand for the strategy."""
+    text = (folder / "post_local_sgd.py").read_text().replace("switch: NonNegativeInt = 4", "switch: int")
+    (folder / "post_local_sgd.py").write_text(text)
+    for words in (["list", "strategies"], ["train", "cartpole-a2c", "--strategy", "post-local-sgd", *SHORT]):
+        said = refused(capsys, *words, "--import", "post_local_sgd.py")
+        assert "the field switch of the strategy 'post-local-sgd'" in said
+        assert "has no default: give it one" in said
+
+
 def test_a_file_may_be_imported_under_two_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a package that is installed, and by its path."""
     (folder / "mine").mkdir()

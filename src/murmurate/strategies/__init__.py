@@ -3,6 +3,7 @@ this folder."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from murmurate import plugins
@@ -11,13 +12,24 @@ from murmurate.strategies.interface import Strategy
 
 
 def strategies() -> dict[str, type[Strategy]]:
-    """Every strategy by its command-line name (see ``plugins``). Raises Refusal where two have one name."""
+    """Every strategy by its command-line name (see ``plugins``). Raises Refusal where two have one name, and
+    where a field of one has no default."""
     by_name: dict[str, type[Strategy]] = {}
     for module in plugins.modules(__name__):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Strategy) and value is not Strategy:
                 plugins.refuse_clash("strategies", value.name, by_name.setdefault(value.name, value), value)
+                _refuse_field_without_default(value)
     return dict(sorted(by_name.items()))
+
+
+def _refuse_field_without_default(kind: type[Strategy]) -> None:
+    for field in dataclasses.fields(kind):
+        if field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise Refusal(
+                f"the field {field.name} of the strategy '{kind.name}' ({kind.__module__}.{kind.__name__}) "
+                "has no default: give it one, as a strategy is made from its name."
+            )
 
 
 def strategy(name: str) -> type[Strategy]:
