@@ -18,6 +18,7 @@ from murmurate.datasets.image_fashion import FashionWorld
 from murmurate.errors import Refusal
 from murmurate.evaluation.interface import EvalContext
 from murmurate.evaluation.sample_quality import SampleQuality, class_score, frechet_distance, write_grid
+from murmurate.recipes import recipe
 from pictures import write_fashion
 
 
@@ -147,8 +148,12 @@ def test_a_file_of_another_kind_is_not_overwritten(
     content: bytes, context: EvalContext, tmp_path: Path
 ) -> None:
     (tmp_path / "images.npz").write_bytes(content)
-    with pytest.raises(Refusal, match=r"images\.npz \(--feature-net\) is something else.*Move it elsewhere"):
-        SampleQuality(40, feature_net=str(tmp_path / "images.npz")).evaluate(Shades(), context)
+    evaluation = SampleQuality(40, feature_net=str(tmp_path / "images.npz"))
+    refusal = r"images\.npz \(--feature-net\) is something else.*Move it elsewhere"
+    with pytest.raises(Refusal, match=refusal):
+        evaluation.evaluate(Shades(), context)
+    with pytest.raises(Refusal, match=refusal):  # before any update
+        dataclasses.replace(recipe("fashion-sn-gan"), evaluation=evaluation).validate()
     assert (tmp_path / "images.npz").read_bytes() == content
 
 

@@ -65,6 +65,10 @@ class Evaluation(Protocol):
     headline: ClassVar[Curve | None] = None
     plays: ClassVar[bool] = False
 
+    def check(self) -> None:
+        """Raise Refusal, before a run, if ``evaluate`` would refuse at its end."""
+        return
+
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
         """Figures by name, as plain values, for ``summary.json`` and ``murmurate eval --json``."""
         ...

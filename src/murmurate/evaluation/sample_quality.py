@@ -72,6 +72,11 @@ class SampleQuality(Evaluation):
         if self.feature_net:  # a run may be evaluated from another folder
             object.__setattr__(self, "feature_net", os.path.abspath(self.feature_net))
 
+    def check(self) -> None:
+        """Raise Refusal if ``feature_net`` is another kind of file."""
+        if self.feature_net:
+            refuse_other_file(Path(self.feature_net))
+
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
         """Distances and scores (docs/algorithms/sn-gan.md). Raises Refusal for fewer than two samples,
         where the classifier's file cannot be written, and where ``feature_net`` is another kind of file."""
@@ -80,8 +85,7 @@ class SampleQuality(Evaluation):
             raise Refusal(f"samples is {count}; make at least two. Use --episodes 10000.")
         split, spec = cast(DataSet, context.world).divided(), context.world.spec(context.fingerprint)
         path = Path(self.feature_net) if self.feature_net else context.folder / "feature-net.safetensors"
-        if self.feature_net:
-            refuse_other_file(path)
+        self.check()
         data = context.world.fingerprint() if context.fingerprint is None else context.fingerprint
         classifier = feature_classifier(path, split, spec, epochs=self.feature_epochs, data=data)
         sampler, generator = learner.sampler(), derive_generator(context.seed, "samples")

@@ -133,6 +133,7 @@ class Run:
                 f"{self.source.gives}."
             )
         self.source.check(self)
+        self.evaluation.check()
         check_loggers(self.loggers)
         self._check_parts()
 
