@@ -88,6 +88,18 @@ def test_empty_files_are_named_or_skipped(tmp_path):
     assert world.skipped() == ("skipped: 1 x empty file", {"empty file": 1})
 
 
+def test_images_of_other_types_are_named_or_skipped(tmp_path):
+    path = write_folder(tmp_path, train=6)
+    other = tmp_path / "train" / "class1" / "photo.TIF"
+    other.write_bytes(b"II*")
+    (tmp_path / "train" / "class1" / "licence.txt").write_text("no image")
+    with pytest.raises(Refusal, match=rf"{other}: it is none of .jpg, .*Convert it, or .*skip-bad"):
+        folder_world(path).divided()
+    world = folder_world(path, skip_bad=True)
+    assert len(world.load().train) == 6
+    assert world.skipped() == ("skipped: 1 x image of another type", {"image of another type": 1})
+
+
 def test_other_files_are_read_as_the_test_part_is(tmp_path):
     path = write_folder(tmp_path / "data", train=6, test=6)
     test = folder_world(path).divided().test

@@ -80,6 +80,13 @@ def test_names_of_classes_are_utf_8_and_names_of_files_need_not_be(tmp_path):
         folder_world(tmp_path, shortest=21).divided()
 
 
+def test_a_test_part_that_is_the_training_part_is_refused(tmp_path):
+    write_folder(tmp_path, train=6)
+    (tmp_path / "test").symlink_to(tmp_path / "train")
+    with pytest.raises(Refusal, match=r"test is .*train itself: give it images that are not trained on"):
+        folder_world(tmp_path).divided()
+
+
 def test_a_class_folder_without_an_image_is_refused(tmp_path):
     write_folder(tmp_path, train=6, test=3)
     (tmp_path / "train" / "class3").mkdir()

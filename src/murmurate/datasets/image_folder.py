@@ -24,6 +24,9 @@ from murmurate.errors import Refusal, cause_of
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_IMAGES = tuple(suffix.encode() for suffix in SUFFIXES)
+# images that are not decoded; to pass over them in silence would change the data set
+_OTHER_IMAGES = (".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".heic", ".avif")
 _VALIDATION = ("val", "valid", "validation")
 _PARTS = ("train", *_VALIDATION, "test")
 _OTHER_PARTS = {"training": "train", "testing": "test"}  # names that are refused, and the right ones
@@ -63,7 +66,7 @@ class FolderWorld(ImageWorld):
         return _read(Path(self.path), self.size, self.shortest, self.skip_bad).with_test(self.test)
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
-        """Files that are empty; other damaged files are found only when they are decoded."""
+        """Files that are empty or of other types; damaged files are found only when they are decoded."""
         return self.load().skipped_images()
 
     def images(self, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> NDArray[np.uint8]:
@@ -133,6 +136,9 @@ def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageDa
                 parts["validation"] = validation[0]
         elif validation:
             parts["test"] = validation[0]
+    for folder in parts.values():
+        if folder != parts["train"] and folder.samefile(parts["train"]):
+            raise Refusal(f"{folder} is {parts['train']} itself: give it images that are not trained on.")
     classes = _folders(parts["train"])
     if not classes:
         raise Refusal(f"There is no folder of a class in {parts['train']}. Put each class into a folder.")
@@ -206,14 +212,16 @@ def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[st
         if not files:
             empty_classes.append(name)
         for file, size in files:
-            if size:
+            if size and file.lower().endswith(_IMAGES):
                 names.append(file)
                 sizes.append(size)
                 labels.append(label)
             elif skip_bad:
-                skipped["empty file"] += 1
+                skipped["image of another type" if size else "empty file"] += 1
             else:
-                raise Refusal(bad_image(str(folder / os.fsdecode(file)), "it is empty"))
+                fault = f"it is none of {', '.join(SUFFIXES)}" if size else "it is empty"
+                remedy = "Convert it" if size else "Restore it"
+                raise Refusal(bad_image(str(folder / os.fsdecode(file)), fault, remedy))
     if not names:
         raise Refusal(
             f"There is no image in the folders of {folder}: no file in {', '.join(SUFFIXES)}. Put the images "
@@ -231,8 +239,9 @@ def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[st
 
 
 def _files(folder: Path, prefix: bytes, above: tuple[str, ...]) -> Iterator[tuple[bytes, int]]:
-    """(relative path, size) of the image files in the folder of a class and in folders within it. above: real
-    paths of the folders that are being read. Raises Refusal for a loop of symbolic links."""
+    """(relative path, size) of the image files in the folder of a class and in folders within it, those of
+    other types included. above: real paths of the folders that are being read. Raises Refusal for a loop of
+    symbolic links."""
     real = os.path.realpath(folder) if folder.is_symlink() else os.path.join(above[-1], folder.name)
     if any(f"{path}/".startswith(f"{real.rstrip('/')}/") for path in above):
         raise _loop(str(folder), real)
@@ -243,7 +252,7 @@ def _files(folder: Path, prefix: bytes, above: tuple[str, ...]) -> Iterator[tupl
                 continue
             if entry.is_dir():
                 yield from _files(Path(entry.path), name, (*above, real))
-            elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
+            elif entry.name.lower().endswith(SUFFIXES + _OTHER_IMAGES) and entry.is_file():
                 yield name, entry.stat().st_size
 
 
