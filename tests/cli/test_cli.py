@@ -298,6 +298,17 @@ def test_a_death_that_ended_the_run_is_not_said_to_have_left_others(
         assert ("replica 1 died during the run; the others continued" in said) == (code == 0)
 
 
+def test_a_failed_run_without_a_checkpoint_is_followed_by_no_command(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``report`` and ``topics show`` would refuse it."""
+    summary = json.loads((run_folder / "summary.json").read_text()) | {"exit": "failed: no room."}
+    report_end(Finish(1, summary, run=recipe("cartpole-gala")), tmp_path)
+    said = capsys.readouterr()
+    assert "No checkpoint had been saved" in said.err
+    assert said.out.splitlines()[-1] == f"The run is in {tmp_path}"
+
+
 # -- for machines ----------------------------------------------------------------------------------------
 
 

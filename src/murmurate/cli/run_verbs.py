@@ -277,8 +277,9 @@ def report_end(finish: Any, folder: Path) -> int:
         if not failed:
             print("Training is complete; only its evaluation was cut")
         next_command = "eval"
-    if failed and not saved and (folder / "logs").exists():
-        print(f"The run is in {folder}, and what its processes printed in {folder / 'logs'}")
+    if failed and not saved:
+        logs = f", and what its processes printed in {folder / 'logs'}" * (folder / "logs").exists()
+        print(f"The run is in {folder}{logs}")
     else:
         print(f"The run is in {folder} — next: murmurate {next_command} {quoted(folder)}")
     return int(finish.code)
