@@ -129,6 +129,13 @@ def test_a_crash_at_any_point_of_keeping_the_best_leaves_the_old_or_the_new(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best", "last", "previous"]
 
 
+def test_nothing_is_kept_as_best_at_the_old_place_of_a_run_that_was_moved(tmp_path: Path) -> None:
+    """Another folder may have come there by then."""
+    with pytest.raises(RunFailed):
+        checkpoint.keep_as_best(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_part_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(tensors: Any, path: Path, metadata: Any) -> None:
         Path(path).write_bytes(b"\x08\0\0\0")

@@ -148,9 +148,11 @@ def keep_as_best(folder: Path, source: Path | None = None, **manifest_fields: An
     fresh, best, old = folder / ".best", folder / "best", folder / ".old-best"
     restore_best(folder)
     try:
+        # first: if the run folder was moved meanwhile, nothing is written at its old place
+        copied = list((source or folder / "last").iterdir())
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()  # not by ``copytree``, which would make a run folder anew that was removed meanwhile
-        for file in (source or folder / "last").iterdir():
+        for file in copied:
             if not file.name.startswith("replay"):
                 shutil.copy2(file, fresh / file.name)
         manifest = read_manifest(fresh)
