@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import MissingExtra, Refusal, RunFailed, cause_of
 
 SUFFIXES = (".safetensors", ".pt2", ".onnx")
@@ -26,6 +27,7 @@ _BATCHES = (1, 3, 16)  # sizes of the batches by which an export is compared wit
 _TOLERANCE = 1e-4  # greatest error of an output, relative to 1 + its largest number
 
 Function = Callable[[Sequence[Tensor]], list[Tensor]]
+Program = GreedyPolicy | ClassProbabilities
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,8 @@ def export_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[
     return Exported(path, (), tuple(contiguous), 0.0)
 
 
-def export_program(path: Path, program: Any, metadata: Mapping[str, Any]) -> Exported:
-    """Write ``program`` (``program.Program``) as a file that runs without this package, for batches of any
-    size.
+def export_program(path: Path, program: Program, metadata: Mapping[str, Any]) -> Exported:
+    """Write ``program`` as a file that runs without this package, for batches of any size.
 
     Raises, with no file written, Refusal if torch cannot trace it or the file cannot be made, RunFailed if
     the file cannot be written or does not compute the same.
@@ -93,15 +94,14 @@ def export_program(path: Path, program: Any, metadata: Mapping[str, Any]) -> Exp
     return Exported(path, program.signature.inputs, program.signature.outputs, error)
 
 
-def _traced(program: Any) -> torch.export.ExportedProgram:
+def _traced(program: Program) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     example = program.example(2, torch.Generator().manual_seed(2))
-    module: nn.Module = program
     # one tuple: ``forward`` takes its inputs as *inputs
     dynamic = (tuple({0: batch} for _ in example),)
     with torch.no_grad(), _quietly():
         try:
-            traced = torch.export.export(module, example, dynamic_shapes=dynamic, strict=False)
+            traced = torch.export.export(program, example, dynamic_shapes=dynamic, strict=False)
         except Exception as problem:
             cause = str(problem).strip().splitlines()[0]
             raise Refusal(
@@ -119,7 +119,7 @@ def _traced(program: Any) -> torch.export.ExportedProgram:
 
 
 def _write_onnx(
-    traced: torch.export.ExportedProgram, program: Any, path: str, metadata: Mapping[str, Any]
+    traced: torch.export.ExportedProgram, program: Program, path: str, metadata: Mapping[str, Any]
 ) -> None:
     import onnx
 
@@ -159,7 +159,7 @@ def _onnx_function(path: str, names: Sequence[str]) -> Function:
     return run
 
 
-def largest_error(program: Any, function: Function) -> float:
+def largest_error(program: Program, function: Function) -> float:
     """The greatest difference between the outputs of ``function`` and of ``program`` over random inputs.
 
     Raises RunFailed for a difference above the tolerance, another shape, or other discrete actions.

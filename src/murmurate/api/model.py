@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from murmurate import recipes
 from murmurate.api.export import Exported, check_path, export_program, export_weights
@@ -69,7 +69,7 @@ def load(
         path = checkpoint.best(run_folder / "checkpoints")
         if (problem := checkpoint.damage(path)) is not None:
             raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
-        return TrainedModel(run, path)
+        return TrainedModel(run, path, load_agent(_in_float32(run), path))
 
 
 class TrainedModel:
@@ -84,11 +84,11 @@ class TrainedModel:
         folder: folder of the run.
     """
 
-    def __init__(self, run: Run, checkpoint_folder: Path, learner: Any = None) -> None:
+    def __init__(self, run: Run, checkpoint_folder: Path, learner: Any) -> None:
         self.run = run
         self._checkpoint = checkpoint_folder.absolute()  # the process may change its directory
         self.folder = self._checkpoint.parents[1]
-        self._learner = load_agent(_in_float32(run), checkpoint_folder) if learner is None else learner
+        self._learner = learner
         for replica in self._learner.replicas.values():
             replica.module.eval()
         self._generator = derive_generator(run.seed, "acting")
@@ -110,7 +110,7 @@ class TrainedModel:
         return list((read_fingerprint(self.folder) or {}).get("classes", ()))
 
     @cached_property
-    def module(self) -> nn.Module:
+    def module(self) -> GreedyPolicy | ClassProbabilities:
         """What ``export`` writes: a function of observations [B, ...] (and memory).
 
         It returns actions and the nets' outputs. It is in float32 on the CPU, and shares this model's
@@ -235,7 +235,7 @@ class TrainedModel:
 
     def _are_numbers(self, given: npt.NDArray[Any]) -> bool:
         """Whether each item of ``given`` is an observation: a whole number of the environment's own."""
-        if self._formats is None or not given.size or not np.issubdtype(given.dtype, np.integer):
+        if self._formats is None or not np.issubdtype(given.dtype, np.integer):
             return False
         try:
             self._formats.observe(given.flat[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +18,6 @@ class Signature:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-
-class Program(Protocol):
-    """A module without state of its own, in float32 on the CPU, and its signature."""
-
-    signature: Signature
-
-    def example(self, batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Random inputs for a batch."""
-        ...
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]: ...
 
 
 class GreedyPolicy(nn.Module):
