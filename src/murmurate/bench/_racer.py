@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -196,16 +197,6 @@ def _ending_with_this_process() -> list[str]:
     return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL"]
 
 
-@contextlib.contextmanager
-def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
-    """A context at whose end all racers are killed."""
-    try:
-        yield
-    finally:
-        for racer in racers.values():
-            racer.stop()
-
-
 @dataclass(frozen=True)
 class ThroughputPlan:
     """Interleaved rounds of one window for each racer.
@@ -220,13 +211,29 @@ class ThroughputPlan:
     warm_up_cpu_seconds: PositiveSeconds = 3.0
 
 
-def race(racers: Mapping[str, Racer], plan: ThroughputPlan, log: Log) -> dict[str, list[RaceWindow]]:
-    """Start all racers, take one window of each in every round, and kill them."""
-    windows: dict[str, list[RaceWindow]] = {label: [] for label in racers}
-    with stopped_at_the_end(racers):
-        for racer in racers.values():
-            log(f"starting {racer.label}")
-            racer.start(plan.warm_up_cpu_seconds)
+@contextlib.contextmanager
+def started(
+    make_racers: Callable[[Path], Mapping[str, Racer]], plan: ThroughputPlan, log: Log
+) -> Iterator[Mapping[str, Racer]]:
+    """The racers that ``make_racers`` makes in a temporary folder, started; they are killed at the end."""
+    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+        racers = make_racers(Path(folder))
+        try:
+            for racer in racers.values():
+                log(f"starting {racer.label}")
+                racer.start(plan.warm_up_cpu_seconds)
+            yield racers
+        finally:
+            for racer in racers.values():
+                racer.stop()
+
+
+def race(
+    make_racers: Callable[[Path], Mapping[str, Racer]], plan: ThroughputPlan, log: Log
+) -> dict[str, list[RaceWindow]]:
+    """Windows of all racers (see ``started``), one of each in every round."""
+    with started(make_racers, plan, log) as racers:
+        windows: dict[str, list[RaceWindow]] = {label: [] for label in racers}
         for number in range(plan.rounds):
             for label, racer in racers.items():
                 window = racer.window(plan.window_cpu_seconds)

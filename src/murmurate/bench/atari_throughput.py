@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-import tempfile
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands, _gpu, _limit, _peers
-from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, stopped_at_the_end
+from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, started
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server
 from murmurate.errors import MissingExtra
@@ -53,13 +54,8 @@ def measure(plan: AtariThroughputPlan, log: Log) -> dict[str, Any]:
     if _commands.missing("ale-py", "atari"):
         raise MissingExtra("ale-py", "atari", NAME)
     precision = cast(A2C, resolved(recipe("pong-a2c")).learner).precision
-    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        racers = _racers(Path(folder), precision)
-        with stopped_at_the_end(racers):
-            for racer in racers.values():
-                log(f"starting {racer.label}")
-                racer.start(plan.warm_up_cpu_seconds)
-            windows, limits = _race(racers, plan, log)
+    with started(functools.partial(_racers, precision), plan, log) as racers:
+        windows, limits = _race(racers, plan, log)
     result = {
         "world": "pong, 16 simulators a learner, Nature-2013 net, one torch thread a process",
         "precision": precision,
@@ -75,7 +71,7 @@ def measure(plan: AtariThroughputPlan, log: Log) -> dict[str, Any]:
     return result
 
 
-def _racers(where: Path, precision: str) -> dict[str, Racer]:
+def _racers(precision: str, where: Path) -> dict[str, Racer]:
     """precision: the precision that the recipe has on this machine."""
     options: dict[str, tuple[str, ...]] = {
         **{p: ("pong-a2c", "--agent.precision", p) for p in _PRECISIONS},
@@ -91,7 +87,7 @@ def _racers(where: Path, precision: str) -> dict[str, Racer]:
     return racers
 
 
-def _race(racers: dict[str, Racer], plan: AtariThroughputPlan, log: Log) -> tuple[Windows, Limits]:
+def _race(racers: Mapping[str, Racer], plan: AtariThroughputPlan, log: Log) -> tuple[Windows, Limits]:
     windows: Windows = defaultdict(list)
     limits: Limits = defaultdict(lambda: defaultdict(list))
     with Server.run([sys.executable, "-m", "murmurate.bench._limit"], pinned=False) as limit_server:

@@ -4,12 +4,13 @@ batches drawn when needed (the strict loop)."""
 from __future__ import annotations
 
 import dataclasses
-import tempfile
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands
-from murmurate.bench._racer import RaceWindow, ThroughputPlan, race
+from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
 from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt
@@ -44,15 +45,17 @@ def measure(plan: RelaxedLoopPlan, log: Log) -> dict[str, Any]:
         raise Refusal(f"depths are {plan.depths}, and all are compared with {STRICT}: add it.")
     worlds = {}
     for world in plan.worlds:
-        with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-            racers = {
-                f"D={depth}": _commands.murmurate_train(
-                    f"{world}-{depth}", f"{world}-dqn", Path(folder), *_EARLY, "--replay.ahead", str(depth)
-                )
-                for depth in plan.depths
-            }
-            worlds[world] = figures(race(racers, plan, log))
+        worlds[world] = figures(race(functools.partial(_racers, world, plan.depths), plan, log))
     return {"worlds": worlds}
+
+
+def _racers(world: str, depths: Sequence[int], where: Path) -> dict[str, Racer]:
+    return {
+        f"D={depth}": _commands.murmurate_train(
+            f"{world}-{depth}", f"{world}-dqn", where, *_EARLY, "--replay.ahead", str(depth)
+        )
+        for depth in depths
+    }
 
 
 def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,13 @@ def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
     same = {name: getattr(plan, name) for name in ("images", "height", "width", "quality", "classes")}
     loading_plan = dataclasses.replace(usual, **same)
     loading = image_loading.measure(loading_plan, log)
-    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
-        where = Path(name)
-        make_folder(where / "images", plan.images, plan.height, plan.width, plan.quality, plan.classes)
-        windows = race(racers(plan, where), plan, log)
+    windows = race(functools.partial(racers, plan), plan, log)
     return {**figures(windows), "ratio_loader": loading["ratio_pillow"], "loading": loading}
 
 
 def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
     images = where / "images"
+    make_folder(images, plan.images, plan.height, plan.width, plan.quality, plan.classes)
     ours = _commands.murmurate_train(
         "ours", "folder-resnet18", where,
         "--world.path", str(images), "--world.validation", "0",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,7 @@ def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
     """``benchmarks/README.md`` says what is counted. Takes about 7 minutes on two cores."""
     if _commands.missing("vizdoom", "doom"):
         raise MissingExtra("vizdoom", "doom", NAME)
-    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        return figures(race(_racers(Path(folder)), plan, log))
+    return figures(race(_racers, plan, log))
 
 
 def _racers(where: Path) -> dict[str, Racer]:
