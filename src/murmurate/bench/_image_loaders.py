@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
@@ -27,20 +26,6 @@ from murmurate.sources.image_memory import Layout
 from murmurate.sources.image_worker import WorkerSettings, decode_augmented
 
 AUGMENT = Augmentation(crop="resized", flip=True)
-
-
-class Loader(Protocol):
-    """Gives mini-batches without end."""
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """(images [G, 3, H, W] uint8, labels [G])."""
-        ...
-
-    def processes(self) -> list[psutil.Process]:
-        """The processes that decode."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def make_folder(folder: Path, count: int, height: int, width: int, quality: int, classes: int) -> int:
@@ -71,7 +56,8 @@ def _smooth_noise(random: np.random.Generator, height: int, width: int) -> NDArr
 
 
 class OurLoader:
-    """``EncodedImageSource`` with the settings that a run gives it."""
+    """``EncodedImageSource`` with the settings that a run gives it. ``next`` returns a mini-batch: images
+    [G, 3, H, W] uint8 and labels [G]; ``processes`` returns the processes that decode."""
 
     def __init__(self, folder: Path, size: int, batch: int, workers: int, prefetch: int) -> None:
         train = files_of(folder, size)
@@ -92,7 +78,8 @@ class OurLoader:
 
 
 class TorchLoader:
-    """torch's DataLoader with shuffling, persistent workers and at least as many batches ahead as ours."""
+    """As ``OurLoader``, by torch's DataLoader with shuffling, persistent workers and at least as many batches
+    ahead."""
 
     def __init__(self, data: Dataset[tuple[Tensor, int]], batch: int, workers: int, prefetch: int) -> None:
         self._loader = DataLoader(
@@ -129,6 +116,9 @@ class TorchLoader:
             iterator._shutdown_workers()
 
 
+Loader = OurLoader | TorchLoader
+
+
 def files_of(folder: Path, size: int) -> ImageFiles:
     """The training images below ``folder``."""
     world = FolderWorld(str(folder), size=size, shortest=size * 8 // 7, validation=0, test=0)
@@ -136,14 +126,18 @@ def files_of(folder: Path, size: int) -> ImageFiles:
     return files
 
 
-class SameFunctions(Dataset[tuple[Tensor, int]]):
-    """Decodes and augments an image by the functions that our processes call."""
+class _Files(Dataset[tuple[Tensor, int]]):
+    """The training images below ``folder``."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self._files, self._size = files_of(folder, size), size
 
     def __len__(self) -> int:
         return len(self._files)
+
+
+class SameFunctions(_Files):
+    """Decodes and augments an image by the functions that our processes call."""
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
         passes, numbers = np.array([int(torch.randint(2**31, ()))]), np.array([number])
@@ -153,15 +147,9 @@ class SameFunctions(Dataset[tuple[Tensor, int]]):
         return torch.from_numpy(image).permute(2, 0, 1), int(self._files.labels[number])
 
 
-class WithPillow(Dataset[tuple[Tensor, int]]):
+class WithPillow(_Files):
     """The same augmentation as in torchvision's reference training: Pillow decodes the whole image, crops and
     scales it, and mirrors it. Without torchvision, since its CPU wheel does not fit every torch."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self._files, self._size = files_of(folder, size), size
-
-    def __len__(self) -> int:
-        return len(self._files)
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
         from PIL import Image
@@ -179,9 +167,5 @@ class WithPillow(Dataset[tuple[Tensor, int]]):
 
 def cpu_seconds(loader: Loader) -> float:
     """CPU seconds so far of this process and of the processes that decode for ``loader``."""
-    own_times = os.times()
-    total = own_times.user + own_times.system
-    for process in loader.processes():
-        times = process.cpu_times()
-        total += times.user + times.system
-    return total
+    times = [process.cpu_times() for process in (psutil.Process(), *loader.processes())]
+    return sum(each.user + each.system for each in times)
