@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,18 +29,6 @@ SUMMARY = (
 
 _SPEC = EnvSpec("rows", (17,), torch.float32, actions=0, action_shape=(6,))
 _RECORDS = 64  # made beforehand and sent in turn, so that only the replay is measured
-
-
-class RecordFeed(Protocol):
-    """Gives a learner the records that it inserts."""
-
-    def next(self) -> tuple[int, ActorStep]:
-        """(number of the record's first simulator, record); valid until ``release``."""
-        ...
-
-    def release(self) -> None:
-        """Free the record's place."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +142,8 @@ def _records(plan: SharedReplayPlan) -> Iterator[ActorStep]:
 
 
 class _OwnRecords:
-    """Records made by the learner itself."""
+    """Records made by the learner itself. ``next`` returns (number of the record's first simulator, record),
+    which is valid until ``release``."""
 
     def __init__(self, plan: SharedReplayPlan) -> None:
         self._records = _records(plan)
@@ -168,8 +157,8 @@ class _OwnRecords:
 
 
 class _RingRecords:
-    """Records from the rings in turn. out_of_order: how many did not have the next sequence number of their
-    ring (``ActorStep.version``, which here is that number)."""
+    """As ``_OwnRecords``, from the rings in turn. out_of_order: how many did not have the next sequence
+    number of their ring (``ActorStep.version``, which here is that number)."""
 
     def __init__(self, rings: list[ActorRing], simulators: int) -> None:
         self._rings, self._simulators = rings, simulators
@@ -225,7 +214,7 @@ def _act(rings: list[ActorRing], stop: Any, plan: SharedReplayPlan) -> int:
     return put
 
 
-def _learn(feed: RecordFeed, plan: SharedReplayPlan) -> dict[str, float]:
+def _learn(feed: _OwnRecords | _RingRecords, plan: SharedReplayPlan) -> dict[str, float]:
     config = ReplayConfig(
         capacity=plan.capacity, learning_starts=plan.filled, samples_per_insert=plan.samples_per_insert
     )
