@@ -15,7 +15,7 @@ from torch import Tensor
 
 from murmurate.bench import _roles
 from murmurate.bench._result import Log
-from murmurate.bench._spatial_layers import DrawnLayer, drawn_convolution, error_in_parts
+from murmurate.bench._spatial_layers import DrawnLayer, distance, drawn_convolution, error_in_parts
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Fabric
 
@@ -115,10 +115,7 @@ def _verdict(drawn: DrawnLayer, mesh: Any, along_batch: bool) -> str:
 
 
 def _equal(actual: Tensor, expected: Tensor) -> bool:
-    if actual.shape != expected.shape:
-        return False
-    scale = max(1.0, expected.detach().abs().max().item())
-    return bool((actual - expected).abs().max().item() <= _TOLERANCE * scale)
+    return actual.shape == expected.shape and distance(actual, expected) <= _TOLERANCE
 
 
 def _write_verdict(folder: str, verdict: str) -> None:

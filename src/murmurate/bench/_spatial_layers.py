@@ -66,15 +66,15 @@ def error_in_parts(drawn: DrawnLayer) -> float | None:
         if "cannot share" in str(refusal) or "does not fit" in str(refusal):
             return None
         raise
-    errors = [_distance(result[0], expected) for result in results]
+    errors = [distance(result[0], expected) for result in results]
     for index, gradient in enumerate(gradients):
         # the gradient of the whole is the mean of the parts' gradients
         mean = torch.stack([result[1 + index] for result in results]).mean(0)
-        errors.append(_distance(mean, gradient))
+        errors.append(distance(mean, gradient))
     return max(errors)
 
 
-def _distance(actual: Tensor, expected: Tensor) -> float:
+def distance(actual: Tensor, expected: Tensor) -> float:
     """The largest difference over the largest number or 1; infinite if one is NaN."""
     scale = max(1.0, expected.detach().abs().max().item())
     distance = (actual - expected.detach()).abs().max().item() / scale

@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from murmurate.bench._cache import cached_value
-from murmurate.bench._result import Log, median
+from murmurate.bench._result import Log, median, ratios
 from murmurate.bench._spatial_timing import Case, timed
 from murmurate.ranges import PositiveInt
 from murmurate.spec import usable_cores
@@ -110,9 +110,9 @@ def _measured(case: Case, rounds: int) -> dict[str, Any]:
         "forward_ms": 1e3 * median(split.forward),
         "backward_ms": 1e3 * median(split.backward),
         "megabytes": split.activation_bytes / 1e6,
-        "forward_speedup": median([a / b for a, b in zip(whole.forward, split.forward, strict=True)]),
-        "backward_speedup": median([a / b for a, b in zip(whole.backward, split.backward, strict=True)]),
-        "cpu_speedup": median([a / b for a, b in zip(whole.cpu, split.cpu, strict=True)]),
+        "forward_speedup": median(ratios(whole.forward, split.forward)),
+        "backward_speedup": median(ratios(whole.backward, split.backward)),
+        "cpu_speedup": median(ratios(whole.cpu, split.cpu)),
         "memory_share": split.activation_bytes / whole.activation_bytes,
         "paper": dict(
             zip(
