@@ -21,7 +21,7 @@ from murmurate.record.reader import read_metrics
 from murmurate.training.checkpoint import commit, write_part
 from waiting import until
 
-SILENT = progress_log(True)
+SILENT = progress_log()
 
 
 def plan(where: Path, **fields: Any) -> GalaPlan:

@@ -101,7 +101,7 @@ def test_an_unknown_bench_is_refused_with_the_nearest() -> None:
 def test_a_result_carries_what_every_figure_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     module = benches()["strategy-cost"]
     monkeypatch.setattr(module, "measure", lambda plan, log: {"full_seen": plan is module.FULL})
-    result = bench("strategy-cost", full=True, quiet=True)
+    result = bench("strategy-cost", full=True, table=False)
     assert result["command"] == "murmurate bench strategy-cost --json --full"
     assert result["full_seen"] is True
     assert result["plan"]["turns"] == module.FULL.turns
@@ -117,7 +117,7 @@ def test_the_race_on_pong_with_windows_too_short_to_mean_much() -> None:
     plan = atari_throughput.AtariThroughputPlan(
         rounds=1, window_cpu_seconds=0.5, side_rounds=1, limit_windows_a_round=1
     )
-    result = atari_throughput.measure(plan, progress_log(True))
+    result = atari_throughput.measure(plan, progress_log())
     assert set(result["windows"]) == {"float32", "bfloat16", "gossip", "buffered", "sb3"}
     assert 0.1 < result["ratio_limit_float32"] < 3
     assert 0.3 < result["ratio_sb3_a2c"] < 10
@@ -136,7 +136,7 @@ def test_peers_run_report_their_failure_or_say_that_they_are_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MURMURATE_PEERS", str(tmp_path))
-    silent = progress_log(True)
+    silent = progress_log()
     absent = _peers.entries(True, silent)
     assert [entry["peer"] for entry in absent] == list(_peers.PEERS)
     assert all("not installed" in entry["status"] for entry in absent)

@@ -18,7 +18,7 @@ from murmurate.bench.hsa2c_scaling import (
 from murmurate.errors import Refusal
 from murmurate.simulation.bounds import total_bounds
 
-QUIET = progress_log(True)
+QUIET = progress_log()
 
 
 def test_bounds_are_those_printed():

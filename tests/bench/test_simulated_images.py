@@ -12,7 +12,7 @@ from murmurate.errors import Refusal
 from murmurate.ranges import check_ranges
 from pictures import write_fashion
 
-QUIET = progress_log(True)
+QUIET = progress_log()
 
 
 def test_weak_scaling_is_that_of_the_network():

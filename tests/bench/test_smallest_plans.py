@@ -28,7 +28,7 @@ from murmurate.mapping import measure as costs
 from murmurate.ranges import check_number
 from murmurate.record.runs import RecordedRun
 
-SILENT = progress_log(True)
+SILENT = progress_log()
 BENCHES = benches()
 
 

@@ -25,7 +25,7 @@ from murmurate.cli.options import change
 from murmurate.errors import Refusal
 from murmurate.strategies.solo import Solo
 
-QUIET = progress_log(True)
+QUIET = progress_log()
 COSTS = DPSVICosts(0.004, 0.0, 0.05, 1e-4, 1e-9, {})
 
 

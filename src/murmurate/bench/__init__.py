@@ -37,22 +37,20 @@ def bench(
     name: str,
     *,
     full: bool = False,
-    quiet: bool = False,
     table: bool = True,
     options: Sequence[str] = (),
     change: Callable[[Any, Sequence[str]], Any] = lambda plan, options: plan,
 ) -> dict[str, Any]:
     """Run a benchmark and return its result as plain JSON values, with date, command, hardware and versions.
 
-    full: measure longer, with more repetitions and all peers. quiet: print nothing; otherwise progress goes
-    to standard error, and a table to standard output if ``table``. options: command-line options;
-    ``change(plan, options)`` returns the plan (how much to measure) with them applied. Raises Refusal for an
-    unknown name.
+    full: measure longer, with more repetitions and all peers. Progress goes to standard error, and a table
+    to standard output if ``table``. options: command-line options; ``change(plan, options)`` returns the plan
+    (how much to measure) with them applied. Raises Refusal for an unknown name.
     """
     module = benchmark(name)
     plan = change(module.FULL if full else module.QUICK, options)
-    measured = module.measure(plan, progress_log(quiet))
+    measured = module.measure(plan, progress_log())
     result = {**header(name, full, options), **measured, "plan": dataclasses.asdict(plan)}
-    if table and not quiet:
+    if table:
         show(result)
     return result

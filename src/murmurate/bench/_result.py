@@ -74,13 +74,12 @@ def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(values, others, strict=True)]
 
 
-def progress_log(quiet: bool) -> Log:
-    """Prints progress lines to standard error, with seconds since the start; nothing if ``quiet``."""
+def progress_log() -> Log:
+    """Prints progress lines to standard error, with seconds since the start."""
     start = time.monotonic()
 
     def log(line: str) -> None:
-        if not quiet:
-            print(f"{time.monotonic() - start:6.1f} s  {line}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - start:6.1f} s  {line}", file=sys.stderr, flush=True)
 
     return log
 
