@@ -84,10 +84,8 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
         word = remaining.pop(0)
         if not word.startswith("--"):
             raise Refusal(f"'{word}' belongs to no option. Options are --name value. See: {command} --help")
-        name, equals, value = word[2:].replace("_", "-").partition("=")
-        if equals:
-            _, _, value = word.partition("=")  # the value keeps its underscores
-        name = full_name(name, known, command)
+        name = full_name(_name(word), known, command)
+        _, equals, value = word.partition("=")
         words = [value] if equals else []
         takes_several = _tuple_in(known[name].kind) is not None
         while not equals and remaining and not remaining[0].startswith("--") and (takes_several or not words):
