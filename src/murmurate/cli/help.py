@@ -6,12 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from murmurate.cli.options import Option, options
 from murmurate.errors import Refusal, printable
-
-if TYPE_CHECKING:
-    from murmurate.cli.options import Option
 
 _HELP_WORDS = ("-h", "--help")
 _TITLES = {
@@ -84,8 +82,6 @@ def verbs_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 def add_fields(parser: argparse.ArgumentParser, fields: Fields) -> None:
     """Add the fields to a parser's help."""
-    from murmurate.cli.options import options
-
     parser.usage, parser.epilog = fields.usage, fields.note
     for own_title, config in fields.configs:
         groups: dict[str, Any] = {}

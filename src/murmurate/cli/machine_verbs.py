@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from murmurate.cli.help import Fields
+from murmurate.cli.options import change
 
 
 def add_verbs(verbs: Any) -> None:
@@ -51,7 +52,6 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
     import psutil
 
     from murmurate.bench import bench
-    from murmurate.cli.options import change
 
     def end(*_: object) -> None:
         """End this process and all processes of the benchmark, including those just being started."""

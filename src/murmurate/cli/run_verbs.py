@@ -15,6 +15,7 @@ from typing import Any
 
 from murmurate.cli import sweep
 from murmurate.cli.help import Fields
+from murmurate.cli.options import change, divide, given
 from murmurate.cli.result_verbs import add_env_in_place
 from murmurate.errors import Refusal, quoted
 from murmurate.fabric.processes.fork_server import begin_fork_server
@@ -163,8 +164,6 @@ def _half_named(options: argparse.Namespace, rest: Sequence[str]) -> Refusal:
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.seeds is None:
         begin_fork_server(rest)
-    from murmurate.cli.options import change
-
     run = recipe_run(options, rest)
     verb = f"murmurate train {options.recipe}"
     base, run = run, change(run, rest, verb)
@@ -187,7 +186,6 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.cli.options import change, divide, given
     from murmurate.simulation.cluster import Cluster
     from murmurate.simulation.start import simulate
     from murmurate.training.run_folder import new_folder
@@ -221,7 +219,6 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal("The strategy cannot change on resume. Leave out --strategy, or train anew.")
     if _launcher_is_local(options.folder):
         begin_fork_server(rest)
-    from murmurate.cli.options import change
     from murmurate.launch import launcher
     from murmurate.recipes import relocated, stored
     from murmurate.training.session import resume
