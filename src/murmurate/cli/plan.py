@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
 from murmurate.cli.options import change, given, number_argument, option
+from murmurate.cli.run_verbs import recipe_run, report_end, train_fields
 from murmurate.cli.sweep import imported
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
@@ -66,16 +66,12 @@ def add_verb(verbs: Any) -> None:
 
 
 def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
-    from murmurate.cli.run_verbs import train_fields
-
     return train_fields(options, rest, "plan")
 
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.mapping.learning import check_returns
     from murmurate.mapping.search import search
-    from murmurate.recipes import recipe
-    from murmurate.strategies import strategy
 
     for verb, does in (("check", "runs configurations"), ("apply", "trains")):
         if options.hosts > 1 and getattr(options, verb):
@@ -90,10 +86,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             "gym:CartPole-v1-a2c"
         )
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
-    run = recipe(options.recipe)
-    if options.strategy is not None and options.strategy != run.strategy.name:
-        run = dataclasses.replace(run, strategy=strategy(options.strategy)())
-    run = change(run, rest, f"murmurate train {options.recipe}")
+    run = change(recipe_run(options), rest, f"murmurate train {options.recipe}")
     run.validate()
     if options.target is not None or objective == "time":
         check_returns(run)
@@ -148,12 +141,8 @@ def command(run: Run, best: Candidate, words: Sequence[str], hosts: int = 1) -> 
     given on each; HOST is the first one's name, and FOLDER one that all of them see."""
     if hosts == 1:
         return shlex.join(["murmurate", "train", run.recipe, *words])
-    kept: list[str] = []
-    is_kept = True
-    for word in words:  # torchrun's ranks are the replicas
-        if word.startswith("--"):
-            is_kept = word.partition("=")[0] not in ("--replicas", "--launcher")
-        kept += [word] * is_kept
+    # torchrun's ranks are the replicas
+    kept = _without(words, lambda word: word.partition("=")[0] in ("--replicas", "--launcher"))
     ranks = ["--nnodes", str(hosts), "--nproc-per-node", str(best.run.replicas // hosts)]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29400"]
     train = ["-m", "murmurate", "train", run.recipe, "--launcher", "torchrun", "--out", "FOLDER"]
@@ -167,14 +156,23 @@ def _words(run: Run, strategy: str | None, rest: Iterable[str], candidate: Candi
     if "--strategy" not in candidate.changes:
         own = () if strategy is None else ("--strategy", strategy)
         return [*imported(), *own, *rest, *candidate.changes]
+
+    def is_of_strategy(word: str) -> bool:
+        [name] = given([word], run, "murmurate plan")
+        return name.startswith("strategy.")
+
+    return [*imported(), *_without(rest, is_of_strategy), *candidate.changes]
+
+
+def _without(words: Iterable[str], is_left_out: Callable[[str], bool]) -> list[str]:
+    """``words`` without the options that ``is_left_out``, and without their values."""
     kept: list[str] = []
     is_kept = True
-    for word in rest:
+    for word in words:
         if word.startswith("--"):
-            [name] = given([word], run, "murmurate plan")
-            is_kept = not name.startswith("strategy.")
+            is_kept = not is_left_out(word)
         kept += [word] * is_kept
-    return [*imported(), *kept, *candidate.changes]
+    return kept
 
 
 def _say(line: str) -> None:
@@ -345,7 +343,6 @@ def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int =
 
 
 def _apply(best: Candidate, options: argparse.Namespace) -> int:
-    from murmurate.cli.run_verbs import report_end
     from murmurate.launch import launcher
     from murmurate.recipes import stored
     from murmurate.training.run_folder import new_folder
