@@ -52,19 +52,16 @@ def default_space(known: dict[str, Option]) -> list[Dimension]:
 _Rule = Callable[[str, float], Dimension | None]
 
 
-def _around(factor: float) -> _Rule:
-    """From a ``factor``-th of the recipe's value to ``factor`` times it; nothing where that is 0."""
+def _around(factor: float, most: float | None = None) -> _Rule:
+    """From a ``factor``-th of the recipe's value to ``factor`` times it; where that is 0, from 0 to ``most``,
+    or nothing without ``most``."""
 
     def rule(name: str, value: float) -> Dimension | None:
-        return Dimension(name, value / factor, value * factor, log=True) if value > 0 else None
+        if value > 0:
+            return Dimension(name, value / factor, value * factor, log=True)
+        return None if most is None else Dimension(name, 0.0, most)
 
     return rule
-
-
-def _around_or_up_to(factor: float, most: float) -> _Rule:
-    """As ``_around``, but from 0 to ``most`` where the recipe's value is 0."""
-    around = _around(factor)
-    return lambda name, value: around(name, value) or Dimension(name, 0.0, most)
 
 
 def _choices(*values: float) -> _Rule:
@@ -89,7 +86,7 @@ _RULES: dict[str, _Rule] = {
         ("learning-rate", "value-learning-rate", "policy-rate", "critic-rate", "temperature-rate"),
         _around(10),
     ),
-    "entropy-coefficient": _around_or_up_to(10, 0.02),
+    "entropy-coefficient": _around(10, 0.02),
     "steps": _multiples,
     "n-step": _choices(1, 3, 5),
     "discount": _choices(0.95, 0.98, 0.99, 0.995),
