@@ -48,8 +48,15 @@ def forwarded(options: argparse.Namespace, without: Collection[str] = ()) -> lis
     for name, value in vars(options).items():
         if name in _NOT_FORWARDED or name in without or value is None or value is False:
             continue
-        for each in value if isinstance(value, list) else [value]:
-            words += [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]
+        words += option_words(name, value)
+    return words
+
+
+def option_words(name: str, value: Any) -> list[str]:
+    """The option ``name`` with its value, or with each of a list of values, as words of a command."""
+    words: list[str] = []
+    for each in value if isinstance(value, list) else [value]:
+        words += [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]
     return words
 
 

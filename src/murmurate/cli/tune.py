@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.cli.help import Fields
-from murmurate.cli.options import number_argument, option
-from murmurate.cli.run_verbs import add_env
+from murmurate.cli.options import change, given, number_argument, option
+from murmurate.cli.run_verbs import add_env, recipe_run, train_fields
+from murmurate.cli.search import search_space
+from murmurate.cli.sweep import check_jobs, forwarded, option_words
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt
 
@@ -43,9 +45,6 @@ def add_verb(verbs: Any) -> None:
 
 def _tune_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
     """What ``tune RECIPE --help`` prints below the verb's own options."""
-    from murmurate.cli.run_verbs import recipe_run, train_fields
-    from murmurate.cli.search import search_space
-
     fields = train_fields(options, rest, "tune")
     if options is None or not options.recipe:
         return fields
@@ -55,10 +54,6 @@ def _tune_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 
 def _tune(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.cli.options import change, given
-    from murmurate.cli.run_verbs import recipe_run
-    from murmurate.cli.search import search_space
-    from murmurate.cli.sweep import check_jobs, forwarded
     from murmurate.tuning.trials import check_installed
 
     run, command = recipe_run(options, rest), f"murmurate tune {options.recipe}"
@@ -109,8 +104,6 @@ def _tune_words(options: argparse.Namespace) -> list[str]:
     defaults = {"sampler": "tpe", "pruner": "median", "jobs": 1}
     for name in _TUNE_OPTIONS:
         value = getattr(options, name)
-        if value is None or value == defaults.get(name):
-            continue
-        for each in value if isinstance(value, list) else [value]:
-            words += [f"--{name}", str(each)]
+        if value is not None and value != defaults.get(name):
+            words += option_words(name, value)
     return words
