@@ -15,7 +15,7 @@ import rich.console
 import rich.table
 from rich.text import Text
 
-from murmurate.cli.topics import FittedTopics, load, writing
+from murmurate.cli.topics import FittedTopics, OtherCorpus, load, writing
 from murmurate.cli.topics_figures import Figure, explained
 from murmurate.cli.topics_map import svg_map
 from murmurate.errors import Refusal
@@ -83,11 +83,11 @@ def _samples(fitted: FittedTopics, most: int) -> list[list[dict[str, Any]]]:
     if not most:
         return [[] for _ in range(fitted.topics.count)]
     corpus, skipped = fitted.world.read_as()
-    numbers = np.setdiff1d(np.arange(len(corpus) + len(skipped.documents)), skipped.documents)
+    texts = fitted.world.texts()
+    numbers = OtherCorpus(corpus, skipped, texts).numbers
     sampled = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _MOST_DOCUMENTS)).astype(np.int64))
     shares = fitted.topics.transform(corpus.select(sampled))
     top_rows = np.argsort(-shares, axis=0, kind="stable")[:most].T  # [K, most]
-    texts = fitted.world.texts()
     documents = {} if texts is None else texts.pick(numbers[sampled[top_rows]].ravel().tolist())
 
     def sample(row: int, topic: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from murmurate.errors import MissingExtra, Refusal
 from murmurate.evaluation.held_out import perplexities
 
 _SUFFIXES = (".csv", ".npz", ".parquet")
+_MOST_NAMED = 3  # documents without a row that are named
 
 
 def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
@@ -60,23 +62,19 @@ def _key(corpus: OtherCorpus) -> str:
 
 
 def _names(corpus: OtherCorpus, numbers: NDArray[np.int64]) -> Iterator[str]:
-    """The names of the documents with these numbers, which are in ascending order."""
-    remaining = iter(numbers.tolist())
-    next_number = next(remaining, None)
-    for number, name in enumerate(corpus.texts.names() if corpus.texts is not None else ()):
-        if next_number is None:
-            return
-        if number == next_number:
-            yield name
-            next_number = next(remaining, None)
+    """The names of the documents with these numbers, in ascending order."""
+    wanted = set(numbers.tolist())
+    names = enumerate(corpus.texts.names() if corpus.texts is not None else ())
+    named = (name for number, name in names if number in wanted)
+    return itertools.islice(named, len(wanted))  # reads no further than the last one
 
 
-def _missing_remark(corpus: OtherCorpus, most: int = 3) -> str:
+def _missing_remark(corpus: OtherCorpus) -> str:
     """The first documents that have no row, as a remark."""
     if _key(corpus) != "name" or not len(corpus.skipped.documents):
         return ""
-    names = list(_names(corpus, np.sort(corpus.skipped.documents)[:most]))
-    more = "" if len(corpus.skipped.documents) <= most else ", ..."
+    names = list(_names(corpus, np.sort(corpus.skipped.documents)[:_MOST_NAMED]))
+    more = "" if len(corpus.skipped.documents) <= _MOST_NAMED else ", ..."
     return f" (without a row: {', '.join(names)}{more})"
 
 
