@@ -22,6 +22,9 @@ from murmurate.launch import exposure, secret
 from murmurate.nets.precision import faster_precision, native_bfloat16
 from murmurate.spec import usable_cores
 from murmurate.training.run_folder import hardware, versions
+from murmurate.worlds import adroit, dm_control, mazes, vizdoom
+from murmurate.worlds.atari import games
+from murmurate.worlds.dm_control import DmcWorld
 from murmurate.worlds.interface import SimulatorWorld
 
 _OK, _NOTE, _BAD = "ok", "note", "bad"
@@ -31,7 +34,12 @@ def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     functions: list[Callable[[], dict[str, str]]] = [
         _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
-        partial(_installed, "MuJoCo", "mujoco", "mujoco"), _control, _adroit, _doom, _mazes,
+        partial(_installed, "MuJoCo", "mujoco", "mujoco"),
+        # with pictures: to observe states it needs no library of the system
+        partial(_starts, "dm_control", "control", dm_control, DmcWorld("pendulum", "swingup", pixels=True)),
+        partial(_starts, "Adroit hand", "adroit", adroit, adroit.AdroitWorld("door")),
+        partial(_starts, "Doom", "doom", vizdoom, vizdoom.DoomWorld("my-way-home")),
+        partial(_starts, "mazes", "mazes", mazes, mazes.MazeWorld(5)),
         partial(_installed, "video", "imageio_ffmpeg", "video"), _secret, _store,
     ]  # fmt: skip
     checks = [check() for check in functions]
@@ -152,8 +160,6 @@ def _torso() -> dict[str, str]:
 
 
 def _roms() -> dict[str, str]:
-    from murmurate.worlds.atari import games
-
     try:
         count = len(games())
     except Refusal as missing:
@@ -167,35 +173,9 @@ def _installed(name: str, module: str, extra: str) -> dict[str, str]:
     return _check(name, _OK, "installed")
 
 
-def _control() -> dict[str, str]:
-    """Whether images can be drawn; observing states needs no library of the system."""
-    from murmurate.worlds import dm_control
-
-    pictures = dm_control.DmcWorld("pendulum", "swingup", pixels=True)
-    return _start_check("dm_control", "control", pictures if dm_control.names() else None)
-
-
-def _adroit() -> dict[str, str]:
-    from murmurate.worlds import adroit
-
-    return _start_check("Adroit hand", "adroit", adroit.AdroitWorld("door") if adroit.names() else None)
-
-
-def _doom() -> dict[str, str]:
-    from murmurate.worlds import vizdoom
-
-    return _start_check("Doom", "doom", vizdoom.DoomWorld("my-way-home") if vizdoom.names() else None)
-
-
-def _mazes() -> dict[str, str]:
-    from murmurate.worlds import mazes
-
-    return _start_check("mazes", "mazes", mazes.MazeWorld(5) if mazes.names() else None)
-
-
-def _start_check(name: str, extra: str, world: SimulatorWorld | None) -> dict[str, str]:
-    """Check that ``world`` starts (it may lack a file, a system library or a driver); None: not installed."""
-    if world is None:
+def _starts(name: str, extra: str, module: Any, world: SimulatorWorld) -> dict[str, str]:
+    """Check that ``world`` of ``module`` starts: it may lack a file, a system library or a driver."""
+    if not module.names():
         return _check(name, _NOTE, "not installed", f"pip install 'murmurate[{extra}]'")
     simulators = world.open(1, training=False)
     try:
