@@ -165,44 +165,6 @@ class Torus:
         return self.in_peers(position, size, clock)
 
 
-@dataclass(frozen=True)
-class Given:
-    """A graph of your own, for the functions of this module: ``in_peer_lists[i]`` lists the in-peers of
-    member ``i``. Strategies do not take it: they take graphs by name, which exist for any number of members.
-
-    Raises ``ValueError`` for a list that names a rank outside the graph, the member itself, or a rank twice;
-    its methods raise it for a ``size`` that is not the number of lists.
-    """
-
-    in_peer_lists: tuple[tuple[int, ...], ...]
-    name: ClassVar[str] = "given"
-
-    def __post_init__(self) -> None:
-        size = len(self.in_peer_lists)
-        for i, peers in enumerate(self.in_peer_lists):
-            if i in peers or len(set(peers)) != len(peers) or not all(0 <= j < size for j in peers):
-                raise ValueError(
-                    f"The in-peers {list(peers)} of member {i} are not distinct other members: give ranks of "
-                    f"0..{size - 1} except {i}, each at most once."
-                )
-
-    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
-        self._check(position, size, clock)
-        return tuple(sorted(self.in_peer_lists[position]))
-
-    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
-        self._check(position, size, clock)
-        return tuple(i for i, peers in enumerate(self.in_peer_lists) if position in peers)
-
-    def _check(self, position: int, size: int, clock: int) -> None:
-        _validate(position, size, clock)
-        if size != len(self.in_peer_lists):
-            raise ValueError(
-                f"The graph lists {len(self.in_peer_lists)} members but {size} take part: give one list of "
-                "in-peers for each."
-            )
-
-
 def topology(name: str) -> Topology:
     """The graph called ``name``, with its defaults. Raises ``Refusal`` if there is none of that name."""
     known = _by_name()
@@ -221,8 +183,8 @@ def topologies() -> tuple[str, ...]:
 
 def mixing_matrix(graph: Topology, size: int, clock: int = 0) -> Matrix:
     """P [n, n]: p_ij = 1/(1+|N_in_i|) for j = i and for each in-peer j of i, else 0 (GALA, Algorithm 1)."""
-    rows = (event_matrix(graph, size, i, clock)[i] for i in range(size))
-    return np.stack(list(rows)) if size > 0 else _refuse_size(size)
+    _validate(0, size, clock)
+    return np.stack([event_matrix(graph, size, i, clock)[i] for i in range(size)])
 
 
 def event_matrix(graph: Topology, size: int, position: int, clock: int = 0) -> Matrix:
@@ -273,15 +235,11 @@ def _shifted(position: int, size: int, clock: int, hops: Iterable[int]) -> tuple
 
 def _validate(position: int, size: int, clock: int) -> None:
     if size < 1:
-        _refuse_size(size)
+        raise ValueError(f"A graph cannot have {size} members: the size must be at least 1.")
     if not 0 <= position < size:
         raise ValueError(f"There is no position {position} among {size} members: use 0..{size - 1}.")
     if clock < 0:
         raise ValueError(f"The clock is {clock}: it counts steps from 0 up.")
-
-
-def _refuse_size(size: int) -> Matrix:
-    raise ValueError(f"A graph cannot have {size} members: the size must be at least 1.")
 
 
 def _checked(matrix: Matrix) -> Matrix:
@@ -295,11 +253,6 @@ def _checked(matrix: Matrix) -> Matrix:
 
 
 def _by_name() -> dict[str, Callable[[], Topology]]:
-    """The dataclasses of this module that need no arguments, by their ``name``, ascending."""
-    by_name: dict[str, Callable[[], Topology]] = {}
-    classes = [value for value in globals().values() if isinstance(value, type)]
-    graphs: list[Any] = [value for value in classes if dataclasses.is_dataclass(value)]
-    for graph in graphs:
-        if all(field.default is not dataclasses.MISSING for field in dataclasses.fields(graph)):
-            by_name[graph.name] = graph
-    return dict(sorted(by_name.items()))
+    """The dataclasses of this module by their ``name``, ascending."""
+    graphs: list[Any] = [value for value in globals().values() if isinstance(value, type)]
+    return dict(sorted((graph.name, graph) for graph in graphs if dataclasses.is_dataclass(graph)))
