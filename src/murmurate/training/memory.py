@@ -59,8 +59,7 @@ def planned_bytes(run: Run) -> int | None:
 
 def bytes_of(learner: Learner) -> int:
     """Bytes of the learner's vectors."""
-    vectors = [replica.params for replica in learner.replicas.values()]
-    return sum(vector.numel() * vector.element_size() for vector in vectors)
+    return sum(replica.params.nbytes for replica in learner.replicas.values())
 
 
 def exceeds_memory(error: Exception) -> bool:

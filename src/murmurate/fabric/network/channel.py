@@ -40,7 +40,7 @@ class NetworkChannel:
         self._identity = digest(name) if self.size == endpoint.size else digest(name, *group)
         self._codec = codec(compression, self._count, like.dtype)
         # a short message is not compressed, and may be longer than a compressed one
-        message_bytes = max(self._codec.wire_bytes, like.numel() * like.element_size())
+        message_bytes = max(self._codec.wire_bytes, like.nbytes)
         self._shm = ShmChannel(
             endpoint.credentials.shm, self.size, self._codec.wire_bytes, message_bytes, endpoint.pool
         )

@@ -144,13 +144,11 @@ class ProcessChannel:
         like: Tensor,
         deadline_seconds: float,
     ) -> None:
-        rank, self.size = membership.rank, membership.size
-        self.rank = rank
-        self.name = name
+        self.rank, self.size, self.name = membership.rank, membership.size, name
         self.traffic = Traffic()
         self.deadline_seconds = deadline_seconds
         self.memory_file, self._membership = memory_file, membership
-        self._bytes = like.numel() * like.element_size()
+        self._bytes = like.nbytes
         self._device, self._shape = like.device, like.shape
         self.capabilities = ProcessFabric.capabilities
         if like.device.type != "cpu":  # a vector in GPU memory cannot be in the shared memory
@@ -164,19 +162,17 @@ class ProcessChannel:
         self._registers = [BufferedRegister(newest[p : p + 1].data, list(self._buffers[p])) for p in range(n)]
         # collective
         self._rounds = memory_file.counters(f"{name}.rounds", (n,))
-        self.round = int(self._rounds[rank])
+        self.round = int(self._rounds[self.rank])
         self._partners = np.ones(n, dtype=np.bool_)  # whether each member takes part in rounds
         self._slots = memory_file.tensors(f"{name}.collective", (2, n, *shape), like.dtype)
-        # by publisher: the copy of its newest vector on the GPU; and those whose buffers are page-locked
-        self._on_device: dict[int, Tensor] = {}
-        self._page_locked: set[int] = set()
+        self._on_device: dict[int, Tensor] = {}  # by publisher: the copy of its newest vector on the GPU
         self._shared: dict[str, Tensor] = {}
         self._barrier = threading.Lock()
         self._mailbox = ProcessMailbox(
             memory_file, membership, name, like, self.traffic, self._store, self._wait
         )
         if not membership.admitted:
-            pins[:, rank] = 0  # pins that the former incarnation of this rank left
+            pins[:, self.rank] = 0  # pins that the former incarnation of this rank left
 
     def living(self) -> Sequence[int]:
         return self._membership.living()
@@ -269,7 +265,7 @@ class ProcessChannel:
         slots = self._slots[number & 1]
         if x is not None:
             self._store(slots[self.rank], x)
-        self._fence()
+        fence(self._barrier)
         self._rounds[self.rank] = number
 
         def complete() -> bool:
@@ -329,7 +325,7 @@ class ProcessChannel:
             )
         if not ready[0]:  # filled only once: a member that later becomes the lowest must not overwrite it
             tensor.copy_(like)
-            self._fence()
+            fence(self._barrier)
             ready[0] = 1
         self._shared[key] = tensor
         return tensor
@@ -350,37 +346,24 @@ class ProcessChannel:
         """The slot itself if the replica is on a CPU; else a copy of it in the memory of the GPU."""
         if self._device.type == "cpu":
             return slot
-        self._lock_pages(peer)
         if peer not in self._on_device:
+            buffers = self._buffers[peer]  # page-locked, so that the GPU copies from them directly
+            torch.cuda.cudart().cudaHostRegister(buffers.data_ptr(), buffers.nbytes, 0)  # type: ignore[no-untyped-call]
             self._on_device[peer] = torch.empty_like(slot, device=self._device)
         return self._on_device[peer].copy_(slot, non_blocking=True)
-
-    def _lock_pages(self, peer: int) -> None:
-        """Page-lock the publisher's buffers once, so that the GPU copies from them directly."""
-        if peer not in self._page_locked:
-            self._page_locked.add(peer)
-            buffers = self._buffers[peer]
-            size = buffers.numel() * buffers.element_size()
-            torch.cuda.cudart().cudaHostRegister(buffers.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
-
-    def _fence(self) -> None:
-        fence(self._barrier)
 
     def _wait(self, condition: Callable[[], bool], deadline_seconds: float) -> bool:
         if condition():
             return True
-        start = time.monotonic()
-        pause = 20e-6
-        try:
+        end, pause = time.monotonic() + deadline_seconds, 20e-6
+        with self.traffic.timed():
             while not condition():
                 self._membership.heartbeat()
-                if time.monotonic() - start > deadline_seconds:
+                if time.monotonic() > end:
                     return False
                 time.sleep(pause)
                 pause = min(pause * 1.5, 500e-6)
-            return True
-        finally:
-            self.traffic.waiting_seconds += time.monotonic() - start
+        return True
 
 
 def run_members(

@@ -42,7 +42,6 @@ class ProcessMailbox:
         rank = self.rank = membership.rank
         self.traffic = traffic
         self._membership, self._store, self._wait = membership, store, wait
-        self._bytes = like.numel() * like.element_size()
         self._device, self._dtype = like.device, like.dtype
         n, shape = membership.size, (like.numel(),)
         # counters are indexed [reader, sender], so that the cells that one reader polls are adjacent
@@ -61,7 +60,7 @@ class ProcessMailbox:
             ring_headers = headers[start : start + length]
             counts = sent[to, sender : sender + 1].data, taken[to, sender : sender + 1].data
             cells = RingCells(*counts, order[pair].data, in_use[pair].data, ring_headers)
-            return MessageRing(cells, list(as_bytes[pair]), pool, self._bytes)
+            return MessageRing(cells, list(as_bytes[pair]), pool, like.nbytes)
 
         self._outgoing = [make_ring(rank, to) for to in range(n)]
         self._incoming = [make_ring(sender, rank) for sender in range(n)]
