@@ -142,20 +142,21 @@ class NetworkCollectives:
 
             def done() -> bool:
                 self._advance(number, part, leaders)
-                return self._has_result(number) or number in state.failed or bool(self._mismatch)
+                return bool(self._result_of(number) or number in state.failed or self._mismatch)
 
             if not endpoint.wait_for(state.members, done, end):
                 self._expire(number)
                 endpoint.wait(done, _GRACE_SECONDS)
-            if self._mismatch or not self._has_result(number):
+            result = self._result_of(number)
+            if self._mismatch or result is None:
                 raise FabricError(
                     self._mismatch
                     or state.failed.get(number)
                     or self._missing_message(number, self._silent(number))
                 )
-            if state.last is None or endpoint.rank not in state.last.members:
+            if endpoint.rank not in result.members:
                 raise FabricError(self._left_out_message(endpoint.rank))
-            return state.last
+            return result
 
     def fail_all_rounds(self, sentence: str) -> None:
         """Let every round fail from now on, with this message: the members' channels do not match."""
@@ -164,8 +165,10 @@ class NetworkCollectives:
 
     # -- as a member (all with the lock held) -------------------------------------------------------
 
-    def _has_result(self, number: int) -> bool:
-        return self._state.last is not None and self._state.last.round == number
+    def _result_of(self, number: int) -> Result | None:
+        """The result of round ``number``, if that is the last one with a result."""
+        last = self._state.last
+        return last if last is not None and last.round == number else None
 
     def _leader(self) -> int:
         return min(rank for rank in self._state.members if not self._is_excluded(rank))
@@ -197,7 +200,7 @@ class NetworkCollectives:
         """Send our part to the present leader, unless that was done (it is the last of ``leaders``); as the
         leader, complete the round once all parts have arrived."""
         state, endpoint = self._state, self._endpoint
-        if self._has_result(number):
+        if self._result_of(number):
             return
         leader = self._leader()
         if leader not in leaders[-1:]:
@@ -242,7 +245,7 @@ class NetworkCollectives:
         """At the deadline: the leader tells all contributors which members are missing. (Contributors wait
         for that message.)"""
         state = self._state
-        if state.leader == self._endpoint.rank and not self._has_result(number):
+        if state.leader == self._endpoint.rank and not self._result_of(number):
             state.failed[number] = self._missing_message(number, self._silent(number))
             for rank in state.contributions.get(number, {}):
                 self._tell_failed(rank, number, state.failed[number])
@@ -349,7 +352,7 @@ class NetworkCollectives:
                 raise FrameRejected("meta", "a result without its members' versions")
             numbers = dict(zip(members, map(int, versions), strict=True))
             result = Result(number, str(frame.meta.get("call")), members, frame.payload, numbers)
-            if number == state.round and not self._has_result(number):
+            if number == state.round and not self._result_of(number):
                 self._accept_result(result)
         else:
             raise FrameRejected("meta", f"a round's message of unknown kind '{act}'")
@@ -361,8 +364,8 @@ class NetworkCollectives:
             self._tell_failed(sender, number, self._left_out_message(sender))
         elif number in state.failed:
             self._tell_failed(sender, number, state.failed[number])
-        elif state.last is not None and number == state.last.round:
-            self._send_result(sender, state.last)
+        elif (result := self._result_of(number)) is not None:
+            self._send_result(sender, result)
         elif state.round <= number <= state.round + 1:
             state.contributions.setdefault(number, {})[sender] = part
         elif number < state.round:
@@ -373,7 +376,7 @@ class NetworkCollectives:
     def _receive_piece(self, sender: int, number: int, frame: Frame) -> None:
         if number > self._state.round + 1:
             raise FrameRejected("number", f"a piece of round {number} in round {self._state.round}")
-        if number == self._state.round + 1 or (number == self._state.round and not self._has_result(number)):
+        if number == self._state.round + 1 or (number == self._state.round and not self._result_of(number)):
             self._reduce_scatter.arrived(sender, frame)
         if number == self._state.round and frame.meta.get("call") != self._state.call:
             self._state.repeat[sender] = number  # the leader will report the difference
@@ -385,11 +388,10 @@ class NetworkCollectives:
             self._tell_failed(sender, number, self._left_out_message(sender))
             return
         state.repeat[sender] = number
-        between_rounds = state.last is not None and state.last.round == state.round
-        if groups is not None and between_rounds and number >= groups.since:
+        if groups is not None and self._result_of(state.round) and number >= groups.since:  # between rounds
             groups.drop()
-        if state.last is not None and state.last.round == number:
-            self._send_result(sender, state.last)
+        if (result := self._result_of(number)) is not None:
+            self._send_result(sender, result)
         elif number > state.round:
             self._notify(sender, number, "behind")
 

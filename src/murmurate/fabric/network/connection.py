@@ -25,7 +25,7 @@ from murmurate.fabric.network.frames import (
     Pipe,
     SilenceTimeout,
 )
-from murmurate.fabric.network.handshake import Credentials, Handshake, dial, is_listening
+from murmurate.fabric.network.handshake import Credentials, Handshake, dial, may_listen
 from murmurate.fabric.network.send_queue import SendQueue, state_of
 from murmurate.fabric.network.shm_peer import ShmPeer
 
@@ -55,7 +55,10 @@ class ConnectionOwner(Protocol):
         """A frame with the newest version of a vector that this peer has requested; None if there is none."""
         ...
 
-    def refuse(self, cause: str, sentence: str, rank: int | None = None) -> None: ...
+    def refuse(self, cause: str, sentence: str, rank: int | None = None) -> None:
+        """Count and log a refusal (called with or without the lock)."""
+        ...
+
     def current_record(self, rank: int) -> PeerRecord | None:
         """The peer's record as it is now at the rendezvous (called without the lock)."""
         ...
@@ -304,17 +307,17 @@ class PeerConnection:
     def _reconnect(self) -> None:
         """Dial, if this is the side that dials; else test whether the peer's process still listens."""
         if not self._dials:
-            if self.times_connected and not self.dead:  # a restarted peer dials us
-                self._note_alive(is_listening(self.record, _DIAL_SECONDS) is not False)
+            # a restarted peer dials us
+            if self.times_connected and not self.dead and not may_listen(self.record, _DIAL_SECONDS):
+                self._note_dead()
             return
         try:
             self.adopt(dial(self._owner.credentials, self.record, self.received, _DIAL_SECONDS))
         except ConnectionRefusedError:  # before the first connection the address may simply be wrong
             if not self._replace_if_restarted() and self.times_connected:
-                self._note_alive(False)
+                self._note_dead()
         except FrameRejected as refusal:
-            with self._owner.lock:
-                self._owner.refuse(refusal.cause, str(refusal), self.peer)
+            self._owner.refuse(refusal.cause, str(refusal), self.peer)
             self._replace_if_restarted()
         except Closed:  # the peer is not ready, or is another process now, which cannot read our handshake
             self._replace_if_restarted()
@@ -328,10 +331,10 @@ class PeerConnection:
             self.replace(record)
         return restarted
 
-    def _note_alive(self, alive: bool) -> None:
-        """Mark the peer dead if it is not ``alive``, unless it has connected meanwhile."""
+    def _note_dead(self) -> None:
+        """Mark the peer dead, unless it has connected meanwhile."""
         with self._owner.lock:
-            if alive or self._pipe is not None or self.dead or self._owner.closed:
+            if self._pipe is not None or self.dead or self._owner.closed:
                 return
             self.dead = True
             if not self.finished:

@@ -77,7 +77,7 @@ class Endpoint:
         self._channels: dict[bytes, Receiver] = {}
         self.pending = PendingMessages(size)
         self._next_channel: dict[int, int] = {}  # by peer: the channel whose turn it is to send
-        self._listener = Listener(address, size, self._accept, self._refuse_connection)
+        self._listener = Listener(address, size, self._accept, self.refuse)
         self.port = self._listener.port
         try:
             self._rendezvous(address)
@@ -140,8 +140,7 @@ class Endpoint:
             if record.rank != rank:
                 raise ValueError(f"it is the record of rank {record.rank}")
         except (Unauthentic, ValueError) as problem:
-            with self.lock:
-                self.refuse("key", f"the record of rank {rank} is refused: {problem}", rank)
+            self.refuse("key", f"the record of rank {rank} is refused: {problem}", rank)
             return None, str(problem)
         return record, ""
 
@@ -164,9 +163,7 @@ class Endpoint:
                     raise Closed
                 self.connections[handshake.rank].adopt(handshake)
         except FrameRejected as refusal:
-            with self.lock:
-                cause = "handshake" if refusal.cause == "truncated" else refusal.cause
-                self.refuse(cause, str(refusal))
+            self.refuse("handshake" if refusal.cause == "truncated" else refusal.cause, str(refusal))
             sock.close()
         except (Closed, OSError, RuntimeError):
             sock.close()
@@ -211,7 +208,10 @@ class Endpoint:
     def receive_announcement(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None:
         if len(key) < 2:
             raise FrameRejected("meta", f"a control message about {key}")
-        channel = self._channel_named(key[1])
+        try:
+            channel = self._channels.get(bytes.fromhex(key[1]))
+        except ValueError:
+            raise FrameRejected("meta", "a control message without a channel") from None
         if channel is not None:
             channel.receive_announcement(connection.peer, key[0], key[2:], value)
         else:
@@ -231,15 +231,12 @@ class Endpoint:
 
     def refuse(self, cause: str, sentence: str, rank: int | None = None) -> None:
         """Count a refusal; log the 1st, 2nd, 4th, 8th ... of each cause, so that the log stays short."""
-        self.refused[cause] += 1
-        count = self.refused[cause]
+        with self.lock:
+            self.refused[cause] += 1
+            count = self.refused[cause]
         if count & (count - 1) == 0:
             who = "" if rank is None else f" (rank {rank})"
             log.warning("refused [%s, no. %d]%s: %s", cause, count, who, sentence)
-
-    def _refuse_connection(self, cause: str, sentence: str) -> None:
-        with self.lock:
-            self.refuse(cause, sentence)
 
     def local_peer_found(self, connection: PeerConnection) -> None:
         for channel in self._channels.values():
@@ -276,12 +273,6 @@ class Endpoint:
             yield
         except FrameRejected as refusal:
             self.refuse(refusal.cause, str(refusal), rank)
-
-    def _channel_named(self, name: str) -> Receiver | None:
-        try:
-            return self._channels.get(bytes.fromhex(name))
-        except ValueError:
-            raise FrameRejected("meta", "a control message without a channel") from None
 
     def wait(self, condition: Any, deadline_seconds: float, in_memory: bool = False) -> bool:
         """Wait for ``condition()``, with the lock released meanwhile; False at the deadline. A death marked

@@ -151,7 +151,7 @@ class Pipe:
         self._sealer, self._opener = sealer, opener
         self.peer_reads, self.local_peer = peer_reads, local_peer
         # buffers for one sealed piece to be sent, and one received
-        self._sealed = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+        self._sealed_piece = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
         self._unopened = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
 
     def close(self) -> None:
@@ -186,9 +186,9 @@ class Pipe:
             frame.length,
         )
         # sent together with the first piece of the vector, so that the receiver wakes up only once for both
-        buffers = self._sealed_copy(header) + (self._sealed_copy(meta) if meta else [])
+        buffers = self._sealed(header) + (self._sealed(meta) if meta else [])
         if address is not None:
-            buffers += self._sealed_copy(address.pack())
+            buffers += self._sealed(address.pack())
         if not frame.length or address is not None:
             yield buffers
             return
@@ -196,24 +196,17 @@ class Pipe:
         for start in range(0, len(payload), PIECE_BYTES):
             stop = min(start + PIECE_BYTES, len(payload))
             piece = payload[start:stop] if source is None else source.read(start, stop)
-            yield buffers + self._sealed_in_buffer(piece)
+            yield buffers + self._sealed(piece, self._sealed_piece)
             buffers = []
             if source is not None:
                 source.copy_up_to(stop)
 
-    def _sealed_copy(self, content: bytes) -> list[Any]:
-        """Buffers with the sealed content, which stay valid."""
-        if not self._sealer.encrypt:
-            return [content, self._sealer.tag(content)]
-        sealed = bytearray(len(content) + TAG_BYTES)
-        self._sealer.seal_into(content, sealed)
-        return [sealed]
-
-    def _sealed_in_buffer(self, piece: memoryview) -> list[Any]:
-        """Buffers with the sealed piece, which must be written before the next piece is sealed."""
+    def _sealed(self, piece: bytes | memoryview, buffer: memoryview | None = None) -> list[Any]:
+        """Buffers with the sealed piece. Those in ``buffer`` must be written before it is used again."""
         if not self._sealer.encrypt:
             return [piece, self._sealer.tag(piece)]
-        sealed = self._sealed[: len(piece) + TAG_BYTES]
+        size = len(piece) + TAG_BYTES
+        sealed = bytearray(size) if buffer is None else buffer[:size]
         self._sealer.seal_into(piece, sealed)
         return [sealed]
 

@@ -249,12 +249,10 @@ def set_timeouts(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def is_listening(record: PeerRecord, seconds: float) -> bool | None:
-    """Whether a process listens at the record's address: True, False (its host says no), None (no answer)."""
+def may_listen(record: PeerRecord, seconds: float) -> bool:
+    """Whether a process may listen at the record's address; False if its host says that none does."""
     try:
         socket.create_connection((record.address, record.port), timeout=seconds).close()
-    except ConnectionRefusedError:
-        return False
-    except OSError:
-        return None
+    except OSError as problem:
+        return not isinstance(problem, ConnectionRefusedError)
     return True

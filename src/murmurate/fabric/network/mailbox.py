@@ -77,10 +77,7 @@ class NetworkMailbox:
         self._posted: dict[int, int] = {}  # by peer: the frame number of the last message on the connection
 
     def _stream_to(self, to: int, tag: str) -> _Outgoing:
-        key = to, tag
-        if key not in self._outgoing:
-            self._outgoing[key] = _Outgoing(ErrorFeedback(self._codec))
-        return self._outgoing[key]
+        return self._outgoing.setdefault((to, tag), _Outgoing(ErrorFeedback(self._codec)))
 
     # -- sending ------------------------------------------------------------------------------------
 
@@ -275,16 +272,17 @@ class NetworkMailbox:
     def on_mapping_failed(self, peer: int, lane: Lane) -> None:
         """A local peer could not map ``lane``, and has read nothing there: send its messages by
         connection."""
+        is_short = False
+
+        def undecoded(wire: Bytes, short: bool) -> Tensor:
+            nonlocal is_short
+            is_short = short
+            return as_tensor(wire, torch.uint8)
+
         while lane.ring.has_news:
-            shorts: list[bool] = []
-
-            def undecoded(wire: Bytes, short: bool, shorts: list[bool] = shorts) -> Tensor:
-                shorts.append(short)
-                return as_tensor(wire, torch.uint8)
-
             tag, note, _, x = lane.ring.take(undecoded)
             if x is not None:
-                self._forward(peer, tag, note, x.numpy(), shorts[0])
+                self._forward(peer, tag, note, x.numpy(), is_short)
 
     def peer_restarted(self, peer: int) -> None:
         """Empty the queues to ``peer``; messages that it sent before the restart can still be read."""
