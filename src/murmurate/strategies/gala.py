@@ -50,7 +50,7 @@ class GALA(Strategy):
     # the clock at the last averaging, and the clock after which a step waits
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
     _wait_after: int = field(default=0, init=False, repr=False, compare=False)
-    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
+    _graph: Topology = field(init=False, repr=False, compare=False)
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph = topology(self.topology)
@@ -82,8 +82,6 @@ class GALA(Strategy):
     def _in_peers(self, channel: Channel) -> list[int]:
         """N_in, among the living members; a time-varying graph follows this member's own rounds."""
         living = channel.living()
-        if self._graph is None:
-            raise RuntimeError("attach comes before step")
         position = living.index(channel.rank)
         return [living[k] for k in self._graph.in_peers(position, len(living), self._round)]
 

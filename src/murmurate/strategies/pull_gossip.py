@@ -53,7 +53,7 @@ class PullGossip(Strategy):
     )
 
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
-    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
+    _graph: Topology = field(init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -75,11 +75,8 @@ class PullGossip(Strategy):
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
         """j of eq. 3.5, uniform over the peers that may be drawn; ``rank`` itself where there are none.
 
-        turn: number of this exchange, which a time-varying graph depends on. Raises RuntimeError before
-        ``attach``.
+        turn: number of this exchange, which a time-varying graph depends on.
         """
-        if self._graph is None:
-            raise RuntimeError("attach comes before step")
         peers = self._graph.in_peers(living.index(rank), len(living), turn)
         candidates = sorted([living[k] for k in peers] + [rank] * self.with_self)
         if not candidates:

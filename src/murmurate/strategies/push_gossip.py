@@ -60,7 +60,7 @@ class PushGossip(Strategy):
     )
 
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
-    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
+    _graph: Topology = field(init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -82,11 +82,8 @@ class PushGossip(Strategy):
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
         """The target, uniform over the peers that may be drawn; ``rank`` itself where there are none.
 
-        turn: number of this exchange, which a time-varying graph depends on. Raises RuntimeError before
-        ``attach``.
+        turn: number of this exchange, which a time-varying graph depends on.
         """
-        if self._graph is None:
-            raise RuntimeError("attach comes before step")
         peers = self._graph.out_peers(living.index(rank), len(living), turn)
         candidates = sorted([living[k] for k in peers] + [rank] * self.with_self)
         if not candidates:

@@ -61,7 +61,7 @@ class PushSum(Strategy):
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
     # by peer: the version that it had published when a share was last sent to it
     _sent_version: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
+    _graph: Topology = field(init=False, repr=False, compare=False)
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph, self._mail = topology(self.topology), CheckpointBarrier(_TAG)
@@ -107,8 +107,6 @@ class PushSum(Strategy):
                 self._sent_version[peer] = published[peer]
 
     def _out_peers(self, turn: int, channel: Channel) -> list[int]:
-        if self._graph is None:
-            raise RuntimeError("attach comes before step")
         partners = self._partners(channel)
         position = partners.index(channel.rank)
         return [partners[k] for k in self._graph.out_peers(position, len(partners), turn)]
