@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -62,8 +61,7 @@ def grouping(
 def lay_out(
     module: nn.Module, grouping: list[dict[str, Any]]
 ) -> tuple[list[ParameterSlice], list[tuple[int, int]]]:
-    """The slice of the vector for each parameter (with the parameter's strides, if it is dense), and the
-    (start, stop) of each group."""
+    """The slice of the vector for each parameter, and the (start, stop) of each group."""
     names: dict[int, tuple[str, nn.Module, str]] = {}
     for prefix, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
@@ -76,24 +74,10 @@ def lay_out(
         for parameter in group["params"]:
             name, owner, attribute = names[id(parameter)]
             start, stop = stop, stop + parameter.numel()
-            stride = parameter.stride() if _is_dense(parameter) else _contiguous_stride(parameter.shape)
+            stride = torch.empty_like(parameter, device="meta").stride()  # the parameter's, if it is dense
             parts.append(ParameterSlice(name, owner, attribute, start, stop, parameter.shape, stride))
         bounds.append((group_start, stop))
     return parts, bounds
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, for any order of axes."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def merge(parts: Sequence[ParameterSlice]) -> list[tuple[int, int]]:

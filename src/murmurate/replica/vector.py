@@ -115,8 +115,8 @@ class Replica:
         self.update_norm: Tensor | None = None
         self.own_gradient: Tensor | None = None  # [N] before averaging
         self.make_optimizer = make_optimizer
-        self._grouping = grouping(module, groups)
-        self.slices, self.group_bounds = lay_out(module, self._grouping)
+        made_groups = grouping(module, groups)
+        self.slices, self.group_bounds = lay_out(module, made_groups)
         example = next(p for p in module.parameters() if p.requires_grad)
         total = self.slices[-1].stop
         self._storage = torch.empty(total, dtype=example.dtype, device=example.device)
@@ -135,7 +135,7 @@ class Replica:
         self.params.grad = self._storage_grad
         self._optimizer_slices: list[nn.Parameter] = []
         self._make_views()
-        self.optimizer = construct(make_optimizer, self._optimizer_input())
+        self.optimizer = construct(make_optimizer, self._optimizer_input(made_groups))
         self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
         disable_rnn_flattening(module)
 
@@ -160,18 +160,14 @@ class Replica:
         for part in self.slices:
             yield part.name, view(self._storage if vector is None else vector, part)
 
-    def _optimizer_input(self) -> list[Any]:
-        """What ``make_optimizer`` is called with."""
-        settings = [{k: v for k, v in g.items() if k != "params"} for g in self._grouping]
-        if self.shape_aware:
-            owned = self.own_parameters()
-            counts = [len(g["params"]) for g in self._grouping]
-            ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-            return [{"params": owned[e - c : e], **s} for c, e, s in zip(counts, ends, settings, strict=True)]
-        if len(self._grouping) == 1 and not settings[0]:
+    def _optimizer_input(self, made_groups: list[dict[str, Any]]) -> list[Any]:
+        """What ``make_optimizer`` is called with. made_groups: see ``grouping``."""
+        if self.shape_aware:  # the parameters are views of the vector by now
+            return made_groups
+        settings = [{k: v for k, v in g.items() if k != "params"} for g in made_groups]
+        if settings == [{}]:
             self._optimizer_slices = [self.params]
             return [self.params]
-        self._optimizer_slices = []
         for start, stop in self.group_bounds:
             piece = nn.Parameter(self._storage[start:stop])
             piece.grad = self._storage_grad[start:stop]
