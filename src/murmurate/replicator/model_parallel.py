@@ -65,13 +65,10 @@ class ModelParallelReplica:
         if self.clock == 0:
             for shard in self.shards:
                 shard.check()
-        return self._step([shard.grad for shard in self.shards])
+        return self.follow([shard.grad for shard in self.shards])
 
     def follow(self, gradients: Sequence[Tensor]) -> Exchange:
         """One step along closed-form gradients, one [N_k] for each shard."""
-        return self._step(gradients)
-
-    def _step(self, gradients: Sequence[Tensor]) -> Exchange:
         if self.clip is None:
             exchanges = [s.follow(g) for s, g in zip(self.shards, gradients, strict=True)]
         else:
@@ -98,8 +95,7 @@ class ModelParallelReplica:
                     self._clip(waiting)
                 return
             shard = self.shards[k]
-            update, instance_update = shard.update, shard.__dict__.get("update")
-            updated = False
+            update, updated = shard.update, False
 
             def update_after_the_others() -> None:
                 nonlocal updated
@@ -113,9 +109,7 @@ class ModelParallelReplica:
             try:
                 exchanges[k] = shard.follow(gradients[k])
             finally:
-                del shard.__dict__["update"]
-                if instance_update is not None:
-                    shard.__dict__["update"] = instance_update
+                del shard.update
             if not updated:  # a strategy may skip the local update
                 step_from(k + 1)
 
