@@ -254,5 +254,6 @@ def _checked(matrix: Matrix) -> Matrix:
 
 def _by_name() -> dict[str, Callable[[], Topology]]:
     """The dataclasses of this module by their ``name``, ascending."""
-    graphs: list[Any] = [value for value in globals().values() if isinstance(value, type)]
-    return dict(sorted((graph.name, graph) for graph in graphs if dataclasses.is_dataclass(graph)))
+    classes = [value for value in globals().values() if isinstance(value, type)]
+    graphs: list[Any] = [value for value in classes if dataclasses.is_dataclass(value)]
+    return {graph.name: graph for graph in sorted(graphs, key=lambda graph: graph.name)}
