@@ -122,8 +122,6 @@ class RowReplay:
         Raises ValueError for more than the capacity, for values of a wrong shape or dtype, and for errors
         that are not finite, before any change.
         """
-        if error is not None:
-            check_errors(error, count)
         if count > self.sampler.capacity:
             raise ValueError(f"{count} transitions at once do not fit into {self.sampler.capacity} slots")
         return self._insert(self.rows.checked(values, count), count, error)
