@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -46,15 +45,13 @@ class ImageFiles:
     """n images in files (an ``ExampleSet``).
 
     size: side of the square images that ``select`` returns: an image's shorter side is scaled to ``shortest``
-    pixels, and the square is cut from the middle. skip_bad: leave out images that cannot be decoded, and
-    count them in ``skipped``, by cause.
+    pixels, and the square is cut from the middle. skip_bad: leave out images that cannot be decoded.
     """
 
     encoded: EncodedImages
     size: int
     shortest: int
     skip_bad: bool = False
-    skipped: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.encoded.labels)
@@ -83,12 +80,9 @@ class ImageFiles:
         with ThreadPoolExecutor(os.cpu_count() or 1) as threads:  # OpenCV decodes without the GIL
             errors = threads.map(self._decode, numbers.tolist(), pixels)
             for k, error in enumerate(errors):
-                if error is None:
-                    continue
-                if not self.skip_bad:
+                if error is not None and not self.skip_bad:
                     raise Refusal(bad_image(self.encoded.title(int(numbers[k])), error.args[1])) from error
-                self.skipped[error.args[0]] += 1
-                good[k] = False
+                good[k] = error is None
         if not good.all():
             pixels, numbers = pixels[good], numbers[good]
         return ImageBatch.of(pixels, self.encoded.labels[numbers])
