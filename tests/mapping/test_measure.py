@@ -100,7 +100,7 @@ def test_a_machine_that_is_not_steady_is_warned_of(
     def pilot(run: Any, *_: Any) -> Pilot:
         measured.append(run)
         took = seconds if len(measured) > 1 and run == measured[0] else 1e-2  # but for the first one
-        return Pilot(8, 64, 1, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [took] * 4, 1e-3)
+        return Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [took] * 4, 1e-3)
 
     said: list[str] = []
     monkeypatch.setattr(measure, "measure", pilot)
@@ -111,7 +111,7 @@ def test_a_machine_that_is_not_steady_is_warned_of(
 def test_measured_again_a_profile_has_a_new_date_and_keeps_what_was_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pilot = Pilot(8, 64, 1, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [1e-2] * 4, 1e-3)
+    pilot = Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [1e-2] * 4, 1e-3)
     lines = [Line(a, 0.0, (a, 0.0), (a, 0.0), (1, 9)) for a in (1.0, 2.0)]
     monkeypatch.setattr(measure, "measure", lambda *_: pilot)
     monkeypatch.setattr(exchange, "measure", lambda *_: lines.pop(0))

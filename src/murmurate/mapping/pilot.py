@@ -39,16 +39,15 @@ _STEPS_OF_A_TURN = 8  # of each simulator, where collecting and learning alterna
 class Pilot:
     """What a pilot measured.
 
-    simulators, rows: numbers of simulators and rows of a batch. busy: number of processes that
-    ran the same loop at once. seconds: seconds of one call of each primitive, in each of several windows.
-    iteration: seconds of an iteration in each window. deviation: the standard deviation of the seconds of
-    single iterations. background: share of the primitive ``simulate``'s time in which the loop waited for the
-    threads or processes that step the simulators. vectors: see ``RecipeCosts``.
+    simulators, rows: numbers of simulators and rows of a batch. seconds: seconds of one call of each
+    primitive, in each of several windows. iteration: seconds of an iteration in each window. deviation: the
+    standard deviation of the seconds of single iterations. background: share of the primitive ``simulate``'s
+    time in which the loop waited for the threads or processes that step the simulators. vectors: see
+    ``RecipeCosts``.
     """
 
     simulators: int
     rows: int
-    busy: int
     seconds: dict[str, list[float]]
     iteration: list[float]
     deviation: float
@@ -168,7 +167,7 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     )
     background = waited / simulated if simulated else 0.0
     vectors = timings[0].vectors
-    return Pilot(shape.simulators, shape.rows, busy, calls, total, deviation, background, vectors)
+    return Pilot(shape.simulators, shape.rows, calls, total, deviation, background, vectors)
 
 
 def _windows(
