@@ -7,12 +7,12 @@ tasks alone, so nothing is lost and nothing changes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.module_process import end_process
@@ -37,7 +37,7 @@ _MAX_DEATHS = 5  # the run fails after so many deaths in a row, without a batch 
 _DEATHS_TO_BLAME = 2  # an image at which a process died so many times in a row counts as the cause
 
 
-@dataclass
+@dataclasses.dataclass
 class _Decoder:
     """One decoding process. progress: (batches done, position of the current image) at the last check."""
 
@@ -160,14 +160,7 @@ class ImageProcesses:
 
     def _spawn(self, decoder: _Decoder) -> None:
         descriptor = self._file.descriptor
-        settings = WorkerSettings(
-            descriptor,
-            self.layout,
-            decoder.number,
-            self._settings.augment,
-            self._settings.shortest,
-            self._settings.key,
-        )
+        settings = dataclasses.replace(self._settings, memory=descriptor, worker=decoder.number)
         decoder.process = subprocess.Popen(
             [sys.executable, "-m", _MODULE],
             stdin=subprocess.PIPE,
