@@ -20,9 +20,11 @@ class EpisodeCounter:
         self.episode_return = np.zeros(size, np.float64)
         self.length = np.zeros(size, np.int64)
 
-    def clear(self) -> None:
-        self.episode_return[:] = 0
-        self.length[:] = 0
+    def clear(self, which: Any = slice(None)) -> None:
+        """Restart the counts of these simulators: a mask [B], or all of them. Their episodes are not
+        reported."""
+        self.episode_return[which] = 0
+        self.length[which] = 0
 
     def tick(self, reward: npt.NDArray[Any]) -> None:
         """Add one step's unclipped reward [B]."""
@@ -46,15 +48,8 @@ class EpisodeCounter:
             )
             for b in np.flatnonzero(over).tolist()
         ]
-        self.episode_return[over] = 0
-        self.length[over] = 0
+        self.clear(over)
         return ended
-
-    def forget(self, lost: npt.NDArray[np.bool_]) -> None:
-        """Restart the counts of the simulators that failed, where ``lost`` [B] is true; their episodes are
-        not reported."""
-        self.episode_return[lost] = 0
-        self.length[lost] = 0
 
     def state(self) -> dict[str, Any]:
         return {

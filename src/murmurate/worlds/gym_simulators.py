@@ -143,7 +143,7 @@ class GymSimulators:
             restarts = []
             for b in np.flatnonzero(over).tolist():
                 restarts += self._begin(b, observation, None, failed.get(b))
-            self._counter.forget(lost)
+            self._counter.clear(lost)
             step.episodes = self._counter.finish(over & ~lost, successes)
             step.restarts = restarts
         self._observation = observation

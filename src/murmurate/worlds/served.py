@@ -162,7 +162,7 @@ class ServedSimulators:
                 step.final_observation = observation.clone()
                 self._stacks(step.final_observation)[rows, -1] = shared.final[rows]
             stacks[over] = shared.frame[over, None]
-            self._counter.forget(shared.lost)
+            self._counter.clear(shared.lost)
             successes = [None if flag < 0 else bool(flag) for flag in shared.success.tolist()]
             step.episodes = self._counter.finish(over & ~shared.lost, successes)
         self._observation = observation
