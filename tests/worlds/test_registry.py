@@ -8,7 +8,7 @@ import pytest
 from murmurate import plugins
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.recipes import recipe_names
-from murmurate.worlds.atari import AtariWorld, game_name, games
+from murmurate.worlds.atari import AtariWorld, games
 from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.registry import world, world_names
 
@@ -29,7 +29,6 @@ def test_games_by_their_names_in_hyphens() -> None:
     assert world("pong") == AtariWorld("pong")
     assert world("space-invaders") == AtariWorld("space_invaders")
     assert world("space-invaders").name == "space-invaders"
-    assert game_name("montezuma-revenge") == "montezuma_revenge"
     assert len(games()) > 100
     assert all(world(name).name == name for name in world_names())
 
@@ -88,10 +87,10 @@ def test_a_module_of_somebody_else_joins_by_an_entry_point(
         plugins.modules.cache_clear()
 
 
-def test_only_hyphens_name_a_game() -> None:
+def test_a_world_of_an_unknown_game_is_refused() -> None:
     pytest.importorskip("ale_py")
-    with pytest.raises(Refusal, match=r"no game called 'space_invaders'.*'space-invaders'"):
-        game_name("space_invaders")
+    with pytest.raises(Refusal, match=r"no game called 'space-invader'.*'space-invaders'"):
+        AtariWorld("space_invader").spec()
 
 
 def test_videos_have_the_rate_of_the_world() -> None:

@@ -57,17 +57,6 @@ def games() -> list[str]:
     return sorted(game.replace("_", "-") for game in _roms().get_all_rom_ids())
 
 
-def game_name(hyphenated: str) -> str:
-    """ALE's name (``space_invaders``) of a game named with hyphens (``space-invaders``).
-
-    Raises ``Refusal`` with the nearest name for an unknown game, ``MissingExtra`` without ale-py.
-    """
-    known = games()
-    if hyphenated not in known:
-        raise errors.unknown("game", hyphenated, known)
-    return hyphenated.replace("-", "_")
-
-
 @dataclass(frozen=True)
 class AtariWorld(SimulatorWorld):
     """One Atari game under DeepMind's preprocessing. ``game`` is ALE's name: ``space_invaders``.
@@ -123,7 +112,8 @@ class AtariWorld(SimulatorWorld):
     def vector(self, simulators: int, threads: int, life_loss: bool, **view: Any) -> Any:
         """ale-py's vector environment of this world. view: ale-py's options that replace those of the stack
         and of the size and colours of images."""
-        game_name(self.game.replace("_", "-"))  # refuses an unknown game
+        if (game := self.game.replace("_", "-")) not in games():
+            raise errors.unknown("game", game, games())
         from ale_py.vector_env import AtariVectorEnv
 
         settings: dict[str, Any] = {"stack_num": self.stack, **view}
