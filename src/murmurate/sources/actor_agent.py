@@ -7,14 +7,9 @@ does.
 from __future__ import annotations
 
 import dataclasses
-import os
-import pickle
-import signal
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +21,12 @@ from murmurate.nets.precision import native_bfloat16
 from murmurate.replica.state_dict import fixed_tensors
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.sources.polling import LONGEST_SECONDS, Backoff, use_batch_scheduling
+from murmurate.sources.polling import (
+    LONGEST_SECONDS,
+    Backoff,
+    settings_of_learner,
+    use_batch_scheduling,
+)
 from murmurate.sources.shared_ring import ActorFailure, SharedParameters
 from murmurate.spec import EnvSpec
 from murmurate.worlds.interface import SimulatorWorld
@@ -116,20 +116,13 @@ class _NoOptimizer:
         self.param_groups: list[dict[str, Any]] = [{"lr": 0.0} for _ in groups]
 
 
-def _exit_with_learner(pipe: BinaryIO) -> None:
-    pipe.read()  # returns when the learner's end is closed, however the learner exits
-    os._exit(0)
-
-
 def run_actor(run: Callable[[ActorSettings], None]) -> None:
     """Set up an actor process, and call ``run`` with the settings that it reads from stdin.
 
     If ``run`` raises RunFailed, as an environment that fails again and again does, the learner is told, and
     ends the run with this error. After any other error it starts the actor again.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    settings: ActorSettings = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_exit_with_learner, args=(sys.stdin.buffer,), daemon=True).start()
+    settings: ActorSettings = settings_of_learner()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     use_batch_scheduling()

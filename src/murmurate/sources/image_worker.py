@@ -3,13 +3,7 @@ decoding a thousand images."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
-import sys
-import threading
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +13,7 @@ from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets.image_augmentation import DRAWS, Augmentation
 from murmurate.datasets.image_draws import image_draws
 from murmurate.sources.image_memory import BatchMemory, Layout
-from murmurate.sources.polling import Backoff
+from murmurate.sources.polling import Backoff, settings_of_learner
 
 
 @dataclass(frozen=True)
@@ -75,15 +69,8 @@ def decode_part(memory: BatchMemory, slot: int, settings: WorkerSettings) -> Non
             results["cause"][position] = b""  # what a process that has died since may have found
 
 
-def _exit_with_learner(stdin: IO[bytes]) -> None:
-    stdin.read()  # returns when the learner's end is closed, however the learner ended
-    os._exit(0)
-
-
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    settings: WorkerSettings = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_exit_with_learner, args=(sys.stdin.buffer,), daemon=True).start()
+    settings: WorkerSettings = settings_of_learner()
     memory = BatchMemory(settings.memory, settings.layout)
     backoff = Backoff()
     while True:

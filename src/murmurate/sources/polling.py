@@ -1,10 +1,16 @@
-"""How processes wait for one another through shared memory. Nothing here needs torch."""
+"""What processes of a learner have in common: how they begin, and how they wait for one another through
+shared memory. Nothing here needs torch."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import signal
+import sys
+import threading
 import time
+from typing import Any
 
 _SHORTEST_SECONDS, LONGEST_SECONDS = 1e-4, 2e-3
 
@@ -35,6 +41,21 @@ class Backoff:
         """To be called when the wait has ended."""
         self._seconds = min(max(self._slept / 2, _SHORTEST_SECONDS), self._longest)
         self._slept = 0.0
+
+
+def settings_of_learner() -> Any:
+    """What the learner sends over stdin. From now on this process exits when the learner does, and ignores
+    SIGINT: the launcher decides what Ctrl-C means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = sys.stdin.buffer
+    settings = pickle.load(pipe)
+
+    def exit_with_learner() -> None:
+        pipe.read()  # returns when the learner's end is closed, however the learner exits
+        os._exit(0)
+
+    threading.Thread(target=exit_with_learner, daemon=True).start()
+    return settings
 
 
 def use_batch_scheduling() -> None:
