@@ -16,6 +16,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.processes.module_process import Inherited, ModuleProcess, end_process, start_module
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.replicator.learner import updates_of
 from murmurate.sources.actor_agent import ActorSettings, published_tensors
 from murmurate.sources.polling import LONGEST_SECONDS
 from murmurate.sources.shared_ring import ActorFailure, SharedParameters
@@ -164,6 +165,12 @@ class ActorProcesses(Generic[R]):
         """Publish the learner's current parameters to the actors."""
         vectors = [x.detach().flatten().float().cpu() for x in published_tensors(self._learner)]
         self.parameters.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
+
+    def publish_if_due(self, every: int) -> None:
+        """Publish if the learner has made ``every`` updates since the last time, and at the first call."""
+        version, published_version = updates_of(self._learner) + 1, self.parameters.version
+        if not published_version or version >= published_version + every:
+            self.publish(version)
 
     def start(self, batches: int, played: int = 0) -> None:
         """Start all actors, at the first call; parameters must have been published. batches: number of the

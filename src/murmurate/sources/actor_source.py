@@ -75,7 +75,7 @@ class ActorSource:
         return self
 
     def __next__(self) -> Batch:
-        self._publish()
+        self._processes.publish_if_due(self._sampler.config.publish_every)
         self._processes.start(self._sampler.batches, self._sampler.played)
         played, episodes = 0, list[Episode]()
         while not self._sampler.due:
@@ -107,11 +107,6 @@ class ActorSource:
         self._lag = updates_of(self.learner) + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
         return [episode.numbered_from(actor.first_simulator) for episode in record.episodes]
-
-    def _publish(self) -> None:
-        version, published_version = updates_of(self.learner) + 1, self._processes.parameters.version
-        if not published_version or version >= published_version + self._sampler.config.publish_every:
-            self._processes.publish(version)
 
     def state(self) -> dict[str, Any]:
         """Call it between two batches only. The actors' unfinished episodes are lost."""

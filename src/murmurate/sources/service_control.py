@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,40 +44,32 @@ def row_tensors(slots: BatchSlots, fields: dict[str, Field], slot: int, rows: Ro
     }
 
 
+class Counts(NamedTuple):
+    """inserted: env steps inserted so far. drawn: rows drawn so far. transitions: those that can be drawn.
+
+    version: version of the parameters with which the newest step was made. restarts: number of simulators
+    that were replaced because they had failed.
+    """
+
+    inserted: int
+    drawn: int
+    transitions: int
+    version: int
+    restarts: int
+
+
 class ShardCounts:
     """Counts that a shard keeps in shared memory, where its learner can read them at any time."""
 
     def __init__(self, memory_file: SharedMemoryFile) -> None:
         self._cells = memoryview(memory_file.counters("counts", (8,)))  # type: ignore[arg-type]
 
-    def set(self, inserted: int, drawn: int, transitions: int, version: int, restarts: int) -> None:
-        cells = self._cells
-        cells[0], cells[1], cells[2], cells[3], cells[4] = inserted, drawn, transitions, version, restarts
+    def set(self, counts: Counts) -> None:
+        for cell, count in enumerate(counts):
+            self._cells[cell] = count
 
-    @property
-    def inserted(self) -> int:
-        """Env steps inserted so far."""
-        return int(self._cells[0])
-
-    @property
-    def drawn(self) -> int:
-        """Number of rows drawn so far."""
-        return int(self._cells[1])
-
-    @property
-    def transitions(self) -> int:
-        """Transitions that can be drawn."""
-        return int(self._cells[2])
-
-    @property
-    def version(self) -> int:
-        """Version of the parameters with which the newest step was made."""
-        return int(self._cells[3])
-
-    @property
-    def restarts(self) -> int:
-        """Number of simulators that were replaced because they had failed."""
-        return int(self._cells[4])
+    def read(self) -> Counts:
+        return Counts(*self._cells[:5])
 
     @property
     def beats(self) -> int:

@@ -33,6 +33,7 @@ from murmurate.replay.sum_tree import Draw, empty_draw
 from murmurate.sources import service_links
 from murmurate.sources.polling import use_batch_scheduling
 from murmurate.sources.service_control import (
+    Counts,
     Field,
     ShardCounts,
     batch_fields,
@@ -336,7 +337,9 @@ class ReplayShard:
 
     def _report_counts(self) -> None:
         limiter = self.limiter
-        self._counts.set(limiter.inserted, limiter.drawn, len(self.replay), self._version, self._restarts)
+        replay_size = len(self.replay)
+        counts = Counts(limiter.inserted, limiter.drawn, replay_size, self._version, self._restarts)
+        self._counts.set(counts)
         self._counts.beat()
         if self._episodes and self._may_send():
             count = min(_MAX_EPISODES, len(self._episodes))

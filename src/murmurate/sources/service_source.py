@@ -185,7 +185,7 @@ class ServiceSource:
         new_steps = 0
         for shard in self._processes.shards:
             # the shard's count is 0 until it has loaded its state
-            inserted = max(shard.counts.inserted, shard.reported_steps)
+            inserted = max(shard.counts.read().inserted, shard.reported_steps)
             new_steps += inserted - shard.reported_steps
             if report:
                 shard.reported_steps = inserted
@@ -206,9 +206,7 @@ class ServiceSource:
     def _start(self) -> None:
         """Publish parameters if due; at the first call, start all processes; end a ``hold``."""
         processes = self._processes
-        version, published_version = updates_of(self.learner) + 1, self._actors.parameters.version
-        if not published_version or version >= published_version + self.config.publish_every:
-            self._actors.publish(version)
+        self._actors.publish_if_due(self.config.publish_every)
         if not processes.has_started:
             for slot in self._slots:
                 slot.slots.set_exponents(*self._exponents())
@@ -250,7 +248,7 @@ class ServiceSource:
         self._connected_before = connected
 
     def fields(self) -> dict[str, Any]:
-        counts = [shard.counts for shard in self._processes.shards]
+        counts = [shard.counts.read() for shard in self._processes.shards]
         starts = sum(shard.settings.config.learning_starts for shard in self._processes.shards)
         after_starts = sum(c.inserted for c in counts) - starts
         exponents = self._exponents()
