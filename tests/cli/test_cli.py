@@ -133,6 +133,19 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("verb", ["train", "train --seeds 0,1", "tune"])
+def test_a_rank_of_torchrun_starts_no_run_of_its_own(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --launcher torchrun each rank trained a whole run, all of them alike."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    line = refused(capsys, *verb.split(), "cartpole-a2c", *SHORT, "--out", tmp_path / "run")
+    assert "torchrun started this command 2 times" in line
+    assert "Add --launcher torchrun" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(

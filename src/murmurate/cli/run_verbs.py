@@ -171,12 +171,12 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         return sweep.sweep(run, options, rest)
     if options.jobs != 1:
         raise Refusal("--jobs is for several runs. Give --seeds, as in --seeds 0-4, or leave it out.")
-    from murmurate.launch import launcher
+    from murmurate.launch import command_launcher
     from murmurate.recipes import stored
     from murmurate.training.run_folder import new_folder
     from murmurate.training.session import train
 
-    engine = launcher(run.launcher)
+    engine = command_launcher(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
         run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
 
@@ -219,7 +219,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal("The strategy cannot change on resume. Leave out --strategy, or train anew.")
     if _launcher_is_local(options.folder):
         begin_fork_server(rest)
-    from murmurate.launch import launcher
+    from murmurate.launch import command_launcher
     from murmurate.recipes import relocated, stored
     from murmurate.training.session import resume
     from murmurate.worlds.own import replaced_by
@@ -227,7 +227,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
     with replaced_by(options.env) as replacement:
         finish = resume(
             options.folder,
-            launcher,
+            command_launcher,
             stored,
             lambda run: change(run, rest, f"murmurate resume {options.folder}"),
             lambda run: relocated(run, replacement),

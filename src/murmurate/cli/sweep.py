@@ -21,7 +21,7 @@ def add_options(train: Any) -> None:
 
 def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     """Train ``run`` once for each seed of ``--seeds``; returns the exit code. Raises Refusal."""
-    from murmurate.launch import launcher
+    from murmurate.launch import command_launcher
     from murmurate.training.run_folder import new_folder
     from murmurate.training.session import prepared
     from murmurate.tuning.sweep import Sweep, read_seeds
@@ -30,7 +30,7 @@ def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     if any(word.partition("=")[0] == "--seed" for word in rest):
         raise Refusal("--seed and --seeds cannot go together. Leave out --seed.")
     check_jobs(run, options.jobs)
-    engine = launcher(run.launcher)
+    engine = command_launcher(run.launcher)
     if engine.dictated_replicas() is not None:
         raise Refusal(f"The {run.launcher} launcher starts one run. Start each seed with --seed.")
     prepared(run, engine)

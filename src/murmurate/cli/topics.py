@@ -27,7 +27,7 @@ from murmurate.datasets.interface import Split
 from murmurate.datasets.reading import Skipped, detect_kind
 from murmurate.datasets.vocabulary import vocabulary_beside
 from murmurate.errors import Refusal, cause_of
-from murmurate.launch import launcher
+from murmurate.launch import command_launcher
 from murmurate.recipes import recipe, stored
 from murmurate.record.stored import output
 from murmurate.spec import Examples
@@ -125,7 +125,7 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, 
     if options.passes is not None or not ends:
         passes = default_passes(run) if options.passes is None else options.passes
         run = dataclasses.replace(run, env_steps=max(1, round(passes * run.world.spec().examples)))
-    finish = train(run, folder, launcher(run.launcher), stored)
+    finish = train(run, folder, command_launcher(run.launcher), stored)
     return finish, finish.folder or folder
 
 

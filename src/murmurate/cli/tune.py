@@ -66,13 +66,13 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
             f"{', '.join(f'--{name}' for name in sorted(searched_and_given))} is searched. Leave it out, or "
             "name what shall be searched with --search."
         )
-    from murmurate.launch import launcher
+    from murmurate.launch import command_launcher
     from murmurate.training.run_folder import new_folder
     from murmurate.training.session import prepared
     from murmurate.tuning.objective import read_objective
     from murmurate.tuning.study import Study
 
-    engine = launcher(run.launcher)
+    engine = command_launcher(run.launcher)
     if engine.dictated_replicas() is not None:
         raise Refusal(
             f"The {run.launcher} launcher starts one run, and tune starts many. Leave out --launcher."

@@ -5,8 +5,10 @@ Each is a class in a module of this folder, or in a module that an entry point a
 
 from __future__ import annotations
 
+import os
+
 from murmurate import plugins
-from murmurate.errors import unknown
+from murmurate.errors import Refusal, unknown
 from murmurate.training.launcher import Launcher
 
 
@@ -26,3 +28,17 @@ def launcher(name: str) -> Launcher:
     if name not in available:
         raise unknown("launcher", name, available)
     return available[name]
+
+
+def command_launcher(name: str) -> Launcher:
+    """``launcher(name)`` for a command. Also raises Refusal if torchrun started the command several times,
+    and each would start a run of its own."""
+    found, ranks = launcher(name), os.environ.get("WORLD_SIZE", "")
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ and ranks.isdecimal() and int(ranks) > 1
+    if is_rank and found.dictated_replicas() is None:
+        raise Refusal(
+            f"torchrun started this command {ranks} times, and each would start a run of its own by the "
+            f"{name} launcher. Add --launcher torchrun: then each rank is a replica of one run; or leave "
+            "torchrun out."
+        )
+    return found
