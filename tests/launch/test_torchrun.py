@@ -236,7 +236,7 @@ def test_ranks_do_not_outlive_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "fields", "words"),
     [
-        ({"RANK": None}, (), "RANK is not set. Run: torchrun --nproc-per-node 2 -m murmurate"),
+        ({"RANK": None}, (), "RANK is not set. Start the same command with torchrun: torchrun"),
         ({"WORLD_SIZE": "two"}, (), "make no sense"),
         ({}, ("--replicas", "3"), "started 2 rank(s) and the run has 3 replicas"),
         ({"LOCAL_WORLD_SIZE": "1"}, ("--strategy", "hogwild"), "the torchrun launcher across hosts"),

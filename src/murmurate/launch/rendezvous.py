@@ -39,7 +39,7 @@ _STORE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _PIECE_BYTES = 2**22  # a torch store takes no value of 8 MiB
 _NO_RUN_ID = "none"  # the run id that torchrun sets without --rdzv-id
-_COMMAND = "torchrun --nproc-per-node 2 -m murmurate train cartpole-gala --launcher torchrun"
+_COMMAND = "torchrun --nproc-per-node 2 -m murmurate ..., with a rank for each replica"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Environment:
         except KeyError as missing:
             raise Refusal(
                 f"the torchrun launcher takes its ranks from torchrun, and {missing.args[0]} is not set. "
-                f"Run: {_COMMAND}; or use --launcher local."
+                f"Start the same command with torchrun: {_COMMAND}; or use --launcher local."
             ) from None
         except ValueError as error:
             raise Refusal(

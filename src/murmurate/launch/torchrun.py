@@ -63,8 +63,8 @@ class Torchrun(Launcher):
         if run.replicas != size:
             raise Refusal(
                 f"torchrun started {size} rank(s) and the run has {run.replicas} replicas: a rank is a "
-                f"replica. Leave --replicas out, or start {run.replicas} ranks (--nproc-per-node times "
-                "--nnodes)."
+                f"replica. Start {run.replicas} ranks (--nproc-per-node times --nnodes); a new run takes "
+                "their number without --replicas."
             )
         super().check(run)
 
