@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from murmurate.errors import Refusal
+from murmurate.launch import ray_cluster
 from murmurate.launch.ray_actor import _placed
-from murmurate.launch.ray_cluster import bundle, place
+from murmurate.launch.ray_cluster import bundle, cluster, place
 from murmurate.recipes import recipe
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
@@ -74,3 +78,51 @@ def test_resources_are_given_back_if_the_wait_for_them_is_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         place(SimpleNamespace(util=util), [{"CPU": 1.0}], use_fewer="replicas")
     assert removed == [group]
+
+
+def _ray(init: Any) -> SimpleNamespace:
+    """A Ray that is not connected, and connects by ``init``."""
+    return SimpleNamespace(
+        init=init,
+        is_initialized=lambda: False,
+        shutdown=list,
+        exceptions=SimpleNamespace(RayError=RuntimeError),
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid", "a..b"])
+def test_an_address_where_nothing_listens_is_refused_soon(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries for more than three minutes."""
+    inits: list[Any] = []
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda: _ray(lambda **given: inits.append(given)))
+    monkeypatch.setattr(ray_cluster, "_CONNECT_SECONDS", 0.5)
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        address = f"{host}:{unheard.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(Refusal, match=f"cannot connect to a Ray cluster at {address}"), cluster(1):
+            pass
+        assert inits == []
+        unheard.listen()
+        if host == "127.0.0.1":
+            with cluster(1):
+                assert [given["address"] for given in inits] == [address]
+
+
+def test_a_sigterm_while_members_start_is_handled_as_before_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ray's handler, which raises SystemExit, the folder of the run stayed and could not be used again."""
+
+    def init(**given: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: exit(15))
+
+    def terminate(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda: _ray(init))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        with pytest.raises(KeyboardInterrupt), cluster(1):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)

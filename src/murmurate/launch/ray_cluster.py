@@ -6,17 +6,21 @@ import contextlib
 import math
 import os
 import shutil
+import signal
+import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
 import torch
 
-from murmurate.errors import MissingExtra, Refusal
+from murmurate.errors import MissingExtra, Refusal, cause_of
 from murmurate.plugins import IMPORTS
 from murmurate.training.run import Run
 
+_CONNECT_SECONDS = 20.0  # how long to wait for a cluster that is just starting
 _PLACE_SECONDS = 60.0  # how long to wait for the cluster to reserve resources
 # Longest path, in bytes, of the folder of temporary files: a socket's path may have 107, and 77 of them are
 # "/mray" and 8 characters, "/session_", date, time and process id (43 in all), and "/sockets/plasma_store".
@@ -47,6 +51,7 @@ def cluster(cores_needed: int) -> Iterator[Any]:
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     temp_folder = None
     try:
+        terminate = signal.getsignal(signal.SIGTERM)
         if address := os.environ.get("RAY_ADDRESS"):
             _connect(ray, address)
         else:
@@ -60,6 +65,9 @@ def cluster(cores_needed: int) -> Iterator[Any]:
                 _temp_dir=temp_folder,
                 **quiet,
             )
+        # Ray's own raises SystemExit, after which the folder of a run that had not begun would stay
+        if callable(terminate) and signal.getsignal(signal.SIGTERM) is not terminate:
+            signal.signal(signal.SIGTERM, terminate)
         yield ray
     finally:
         ray.shutdown()
@@ -69,13 +77,31 @@ def cluster(cores_needed: int) -> Iterator[Any]:
 
 def _connect(ray: Any, address: str) -> None:
     try:
+        _await_listener(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise Refusal(
             f"this process cannot connect to a Ray cluster at {address} ({first_line(error)}). Start one "
             "with: ray start --head; give both the same RAY_AUTH_TOKEN where Ray asks for one; or unset "
             "RAY_ADDRESS for a Ray of this host alone."
         ) from error
+
+
+def _await_listener(address: str) -> None:
+    """Wait until a process listens at ``address``, if that is a host and a port; Ray itself would try for
+    minutes. Raises OSError or ValueError if none does."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    until = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+            return
+        except (OSError, OverflowError, UnicodeError) as error:
+            if time.monotonic() > until or not isinstance(error, OSError):
+                raise ConnectionError(cause_of(error)) from error
+        time.sleep(0.2)
 
 
 def environment(threads: int) -> dict[str, str]:
