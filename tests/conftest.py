@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+# each of the many processes that tests start would compile the package again, and each worker all tests
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # before anything imports Triton, which decides then: without a GPU its interpreter runs the kernels
 if not torch.cuda.is_available():
@@ -22,6 +29,14 @@ from short_runs import SHORT
 
 hypothesis.settings.register_profile("any-machine", deadline=None)  # no test asserts a wall-clock time
 hypothesis.settings.load_profile("any-machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_waiting_for_the_disk() -> Iterator[None]:
+    """Tests end processes and never the system: a short run would wait for the disk some sixty times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")
