@@ -192,6 +192,11 @@ def test_no_gradient_and_no_curvature_are_no_step():
     assert not natural_step(lambda v: -v, one, max_kl=0.01).any()
 
 
+def test_a_step_too_long_for_a_number_is_none():
+    steep = torch.full((3,), 1e19)
+    assert natural_step(lambda v: 1e-20 * v, steep, max_kl=0.01).tolist() == [0.0] * 3
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [
