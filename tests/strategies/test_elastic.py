@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from laws.problems import Point
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import FabricError
+from murmurate.fabric.interface import FabricError, Message
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.elastic import Elastic, SynchronousElastic, moving_rate
@@ -80,6 +81,16 @@ def test_the_centre_does_not_move_towards_the_dead():
     assert company.value() == 0.0
 
 
+def test_a_reply_that_is_no_longer_awaited_moves_nothing():
+    """A process that takes the place of another may find the replies to that one's pushes."""
+    company = Company(Elastic(moving_rate=0.5, period=1, wait=False), 1, start=0.0, served=False)
+    company.step(0, -4.0)
+    company.fabric.mail[0, "centre"].append(Message(1, torch.tensor([100.0], dtype=torch.float64), 0.0))
+    assert company.step(0, 0.0) == (4.0, 0, 1, 1)
+    company.serve()
+    assert company.step(0, 0.0) == (2.0, 1, 2, 0)
+
+
 def test_the_death_of_the_centre_is_reported():
     company = Company(Elastic(period=5), 2)
     company.fabric.dead.add(2)
@@ -105,7 +116,7 @@ def test_it_needs_no_one_to_turn_gradients_off():
     assert (company.value(0), company.value()) == (2.0, 2.0)
 
 
-def synchronous(gradients, strategy):
+def synchronous(gradients, strategy, **faults):
     """Each member's (number, centre, round, heard, staleness) after each step."""
 
     def member(fabric):
@@ -118,7 +129,7 @@ def synchronous(gradients, strategy):
             lines.append((replica.params.item(), centre, *exchange))
         return lines
 
-    return SimulatedFabric(len(gradients), seed=0).run([member] * len(gradients))
+    return SimulatedFabric(len(gradients), seed=0, **faults).run([member] * len(gradients))
 
 
 def test_common_rounds_by_hand():
@@ -130,6 +141,21 @@ def test_common_rounds_by_hand():
     # after three: 1 and 9.5, centre -> 8.5 + (-7.5 + 1)/4 = 6.875; theta -> 2.875 and 9.25
     assert one == [(4.0, 8.0, 0, 1, 1), (1.0, 8.5, 1, 2, 0), (1.0, 8.5, 1, 1, 1), (2.875, 6.875, 2, 2, 0)]
     assert two == [(14.0, 8.0, 0, 1, 1), (12.5, 8.5, 1, 2, 0), (9.5, 8.5, 1, 1, 1), (9.25, 6.875, 2, 2, 0)]
+
+
+def test_after_a_death_the_centre_moves_by_the_sum_over_the_living():
+    strategy, still = SynchronousElastic(moving_rate=0.25, period=1), (0.0,) * 7
+    lines = synchronous([(6.0, *still), (-2.0, *still), (9.0, *still)], strategy, crashes={2: 12})
+    assert isinstance(lines.pop(), BaseException)
+    rounds = [[member[step] for member in lines] for step in range(8)]
+    checked = 0
+    for before, after in itertools.pairwise(rounds):
+        if after[0][3] == 2:
+            (one, centre, *_), (two, *_) = before
+            moved = centre + 0.25 * (one - centre) + 0.25 * (two - centre)
+            assert [member[1] for member in after] == pytest.approx([moved, moved], abs=1e-12)
+            checked += 1
+    assert 2 <= checked < 7
 
 
 def test_common_rounds_keep_the_sum_with_the_centre():
