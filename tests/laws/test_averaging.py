@@ -149,6 +149,11 @@ class TestLocalSGD:
         for x, by_hand in zip(found, expected, strict=True):
             torch.testing.assert_close(x, by_hand, rtol=1e-12, atol=1e-12)
 
+    def test_parameters_rewritten_within_a_round_are_averaged_with_the_others_at_its_end(self):
+        strategy = LocalSGD(period=4, outer_learning_rate=0.5)
+        found = SimulatedFabric(2, seed=5).run([_rewrites_within_a_round(strategy)] * 2)
+        assert found == [[-2.0]] * 2  # from 8 half of the way to the mean, -12
+
     def test_a_death_leaves_the_mean_of_the_living(self):
         fabric = SimulatedFabric(3, seed=1, crashes={1: 6})
         strategy = LocalSGD(period=2)
@@ -177,6 +182,23 @@ def descend_slopes(strategy, member, rewritten=MappingProxyType({})):
             replica.rewritten()
         replica.follow(slope(member.rank, step, replica.params.detach()))
     return replica.params.detach().clone()
+
+
+def _rewrites_within_a_round(strategy):
+    """A round of no gradients, in whose middle ranks 0 and 1 write -20 and -4 in place of 8."""
+
+    def member(fabric):
+        replica = Replicator(strategy, fabric).replicate(
+            "x", Point(8.0), lambda p: torch.optim.SGD(p, lr=1.0)
+        )
+        for step in range(4):
+            if step == 2:
+                replica.params.data.fill_(-4.0 if fabric.rank else -20.0)
+                replica.rewritten()
+            replica.follow(torch.zeros(1, dtype=torch.float64))
+        return replica.params.tolist()
+
+    return member
 
 
 def local_sgd_by_hand(size, period, rate, momentum, nesterov, rewritten=MappingProxyType({})):

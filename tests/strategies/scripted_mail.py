@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 
 from murmurate.fabric.interface import Capability, Message
 from murmurate.strategies.interface import Strategy
@@ -15,7 +15,8 @@ class MailScript(Script):
     def __init__(self, size: int, capacity: int = 64) -> None:
         super().__init__(size)
         self.capacity = capacity
-        self.queues: dict[tuple[int, int, str], deque[Message]] = defaultdict(deque)
+        # by receiver and tag, in the order of sending
+        self.queues: dict[tuple[int, str], list[Message]] = defaultdict(list)
         self.on_the_way: set[tuple[int, int]] = set()
         self.sent: list[tuple[int, int, float]] = []  # (sender, receiver, note)
 
@@ -24,24 +25,25 @@ class MailScript(Script):
 
 
 class MailMember(ScriptedMember):
-    """Register and mail; messages come by ascending rank of their senders. A wait finds what is there."""
+    """Register and mail; messages come in the order in which they were sent. A wait finds what is there."""
 
     capabilities = frozenset({Capability.REGISTER, Capability.MAIL})
     script: MailScript
 
     def send(self, to, tag, x, note=0.0, deadline_seconds=None) -> bool:
-        queue = self.script.queues[self.rank, to, tag]
-        if to in self.script.dead or len(queue) >= self.script.capacity:
+        queue = self.script.queues[to, tag]
+        waiting = sum(message.sender == self.rank for message in queue)
+        if to in self.script.dead or waiting >= self.script.capacity:
             return False
         self.script.sent.append((self.rank, to, note))
         queue.append(Message(self.rank, x.detach().clone(), note))
         return True
 
     def receive(self, tag):
-        for sender in range(self.size):
-            queue = self.script.queues[sender, self.rank, tag]
-            if queue and (sender, self.rank) not in self.script.on_the_way:
-                return queue.popleft()
+        queue = self.script.queues[self.rank, tag]
+        for position, message in enumerate(queue):
+            if (message.sender, self.rank) not in self.script.on_the_way:
+                return queue.pop(position)
         return None
 
     def wait(self, tag, deadline_seconds):

@@ -55,6 +55,16 @@ def test_a_member_that_draws_itself_mixes_nothing_and_agrees_with_itself():
     assert cast.step(0, 0.0) == (6.0, 3, 1, 0)
 
 
+@pytest.mark.parametrize("kind", [PullGossip, PushGossip])
+def test_who_joins_with_a_peers_state_draws_by_itself(kind):
+    peer, joiner = MailCast(kind(), [0.0] * 9).bound_replicas[:2]
+    joiner.strategy.load(peer.strategy.state())
+    joiner.strategy.joined(joiner.replica, joiner.channel)
+    everybody = range(9)
+    drawn = [[bound.strategy.draw(8, everybody) for _ in range(20)] for bound in (peer, joiner)]
+    assert drawn[0] != drawn[1]
+
+
 @pytest.mark.parametrize("with_self", [False, True])
 def test_draws_are_from_the_living_and_all_of_them(with_self):
     cast = MailCast(PullGossip(with_self=with_self), [0.0] * 4)

@@ -131,6 +131,16 @@ def test_a_member_that_has_ended_is_sent_nothing_more_and_no_mass_is_lost():
     assert has(cast, 0)[1] == held[1]
     assert sum(has(cast, rank)[1] for rank in (0, 1)) == pytest.approx(2.0)
     going.strategy.on_member(MemberEvent("joined", 1))
-    cast.script.published[1].append(ended.replica.params.detach().clone())
+    cast.script.published[1] = [ended.replica.params.detach().clone()]  # it publishes from version 1 again
     cast.step(0, 1.0)
     assert len(cast.script.sent) == sent + 2  # its next life is sent shares again
+
+
+def test_who_joins_with_a_peers_state_begins_with_weight_one():
+    cast = MailCast(PushSum(topology="ring"), [0.0, 7.0])
+    cast.step(0, 4.0)
+    peer, joiner = cast.bound_replicas
+    joiner.strategy.load(peer.strategy.state())
+    assert has(cast, 1) == (2.0, 0.5)
+    joiner.strategy.joined(joiner.replica, joiner.channel)
+    assert has(cast, 1) == (7.0, 1.0)
