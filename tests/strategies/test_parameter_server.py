@@ -60,6 +60,13 @@ def test_the_schedule_counts_all_updates_at_the_centre_and_at_the_clients():
     assert company.step(0, 1.0)[0] == -2.625  # the fold, at k = 4
 
 
+def test_the_schedule_counts_the_clients_own_updates_since_its_last_pull():
+    company = Company(ParameterServer(period=3), 1, start=0.0, schedule=lambda k: 2.0**-k)
+    # own steps at k = 0 and 1, the fold at k = 0; own steps at k = 3 and 4, the fold at k = 3
+    expected = [-1.0, -1.5, -3.0, -3.125, -3.1875, -3.375]
+    assert [company.step(0, 1.0)[0] for _ in range(6)] == expected
+
+
 def test_not_waiting_gathers_while_a_push_is_under_way():
     company = Company(ParameterServer(wait=False), 1, start=0.0, served=False)
     assert company.step(0, 1.0) == (-1.0, 0, 1, 1)  # pushes 1
@@ -119,6 +126,15 @@ class TestDelayBound:
         company.serve()
         assert company.value() == -2.0
         assert company.centre.strategy.refused == 1
+
+    def test_a_sum_with_a_gradient_from_before_the_pull_is_as_old_as_that(self):
+        company = Company(ParameterServer(period=2, wait=False), 1, start=0.0, served=False)
+        for _ in range(2):
+            company.step(0, 1.0)
+        company.serve()
+        company.step(0, 10.0)  # of version 0; then it pulls version 1
+        company.step(0, 100.0)  # of version 1
+        assert [x for *_, x, note in company.fabric.sent if note == 0.0] == [[2.0], [110.0]]
 
     def test_what_was_gathered_behind_a_refused_push_is_dropped_with_it(self):
         company = Company(ParameterServer(wait=False, delay_bound=1), 2, start=0.0, served=False)

@@ -10,9 +10,10 @@ import torch
 from covering import pairwise
 from laws.problems import Point
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import FabricError
+from murmurate.fabric.interface import FabricError, Message
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
+from murmurate.strategies.interface import MemberEvent
 from murmurate.strategies.synchronous_gossip import SynchronousGossip
 from murmurate.topology import topologies, topology
 
@@ -43,6 +44,13 @@ def played(strategy, rounds, by, starts=STARTS, seed=0, **faults):
 
 def numbers(found):
     return [[line[0] for line in path] for path, _ in found]
+
+
+def test_early_messages_of_a_members_last_life_are_dropped():
+    strategy = SynchronousGossip()
+    strategy._early = [Message(sender, torch.zeros(1), 5.0) for sender in (1, 2, 1)]
+    strategy.on_member(MemberEvent("joined", 1))
+    assert [message.sender for message in strategy._early] == [2]
 
 
 def test_pull_mixes_in_the_vector_of_the_drawn_peer():
