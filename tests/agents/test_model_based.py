@@ -29,6 +29,7 @@ SPEC = EnvSpec(
 POLICY = PolicySettings(batch=32, hidden=16)
 MODEL = ModelConfig(members=3, elites=2, layers=2, hidden=16, batch=32, patience=1)
 CONFIGS = [MBPO(POLICY, MODEL), MEMR(POLICY, MODEL)]
+SOON_ENDED = dataclasses.replace(MODEL, improvement=0.9)  # a fit of as few epochs as there can be
 
 
 def built(config: Any, replicate: Any = Replica, spec: EnvSpec = SPEC) -> Any:
@@ -87,7 +88,7 @@ def test_a_fit_to_few_transitions_is_not_over_after_a_few_steps() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
 def test_each_part_changes_its_own_replicas_alone(config: Any) -> None:
-    agent = built(config)
+    agent = built(dataclasses.replace(config, model=SOON_ENDED))
     policy = {"policy", "critic", "temperature"}
     everything = policy | {"model"} | ({"rollout_policy"} if config.requires.priorities else set())
     assert set(agent.replicas) == everything
@@ -160,7 +161,7 @@ class Rounds:
 @pytest.mark.parametrize("size", [170, 200, 230])
 def test_fits_end_with_a_round(size: int) -> None:
     """Else replicas would differ, and the others would wait for the rest of the round."""
-    agent = built(MEMR(POLICY, MODEL), Rounds())
+    agent = built(MEMR(POLICY, SOON_ENDED), Rounds())
     agent.fit(transitions(size), lambda: False)
     agent.imagine(drawn(size, 11))
     for name in ("model", "rollout_policy"):

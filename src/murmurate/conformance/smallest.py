@@ -102,7 +102,7 @@ def shortest(algorithm: str, folder: Path) -> Run:
 
 def _with_small_model(run: Run, source: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
     """``run`` with a small model, and ``source``, the fields of its source, with those by which the model is
-    fitted at every second env step."""
+    fitted, for a few epochs, at every second env step."""
     if not hasattr(run.learner, "model"):
         return run, source
     learner_config: Any = run.learner
@@ -110,7 +110,9 @@ def _with_small_model(run: Run, source: dict[str, Any]) -> tuple[Run, dict[str, 
     learner = dataclasses.replace(
         learner_config,
         policy=dataclasses.replace(learner_config.policy, batch=16, hidden=16),
-        model=dataclasses.replace(learner_config.model, members=3, elites=2, hidden=16, batch=16, patience=1),
+        model=dataclasses.replace(
+            learner_config.model, members=3, elites=2, hidden=16, batch=16, patience=1, improvement=0.9
+        ),
     )
     rollouts = dataclasses.replace(source_config.rollouts, every=1, starts=32, kept=3)
     small = {"learning_starts": 40, "fit_every": 2, "updates_per_step": 1.0, "rollouts": rollouts}
