@@ -14,13 +14,14 @@ from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.cli.plan import PROFILE, _words, advice, command, machine
 from murmurate.errors import Refusal
-from murmurate.mapping import exchange, learning, measure
+from murmurate.mapping import exchange, learning, measure, search
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import Line
 from murmurate.mapping.profile import DeviceProfile, key, load, save
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
+from murmurate.strategies.interface import Strategy
 from murmurate.training.run import Run
 from pictures import write_folder
 
@@ -29,13 +30,22 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the profile that a first plan left."""
+    """With the profile that a first plan left. It measured one exchange, whose times all others have."""
     place = tmp_path_factory.mktemp("plan")
+    lines: list[Line] = []
+    measured = exchange.measure
+
+    def measured_once(strategy: Strategy, replicas: int) -> Line:
+        lines.append(lines[0] if lines else measured(strategy, replicas))
+        return lines[0]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(measure, "SECONDS", 0.3)
         patch.setattr(exchange, "SIZES", (10_000, 100_000))
+        patch.setattr(exchange, "measure", measured_once)
         assert main(["plan", "cartpole-a2c", "--page", "plan.html"]) == 0
+    assert len(lines) > 1
     return place
 
 
@@ -163,7 +173,8 @@ def test_a_recipe_whose_batches_are_not_modelled_is_refused(capsys: Capture) -> 
     assert "hopper-mbpo learns from model, whose costs are not modelled" in capsys.readouterr().err
 
 
-def test_more_hosts_go_through_a_simulated_network(capsys: Capture) -> None:
+def test_more_hosts_go_through_a_simulated_network(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(search, "_SIMULATED_CANDIDATES", 2)
     rows = planned(capsys, "--hosts", "2", "--simulators", "4")
     assert all("--replicas" in row["name"] for row in rows)
     assert rows[0]["predicted"] > 0
