@@ -76,6 +76,10 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "no value": ([_G, "--replicas"], "--replicas needs a value (integer), as in --replicas 4"),
     "no name": (["cartpole-dqn", "--replay.folder"], "(name or none), as in --replay.folder NAME"),
     "word for a number": ([_G, "--replicas", "four"], "takes integer, not 'four'"),
+    "word for a share": (
+        ["cartpole-dqn", "--replay.alpha-end", "all"],
+        "number or none, not 'all'; for example --replay.alpha-end 1.",
+    ),
     "part of a step": ([_G, "--env-steps", "1.5"], "takes integer or none, not '1.5'"),
     "choice": (
         [_G, "--agent.optimizer", "sgd"],

@@ -274,7 +274,9 @@ def _example(option: Option) -> str:
         return "20:10"
     if "name" in option.type_name():
         return "NAME"
-    return "100000" if "integer" in option.type_name() else "10"
+    usual = 100_000 if "integer" in option.type_name() else 10
+    kinds = option.numbers
+    return next((str(n) for n in (usual, 10, 1) if any(kind.holds(n) for kind in kinds)), str(usual))
 
 
 def _plain(value: Any) -> str:
