@@ -257,3 +257,9 @@ def test_classes_cover_all_values_once_and_grow() -> None:
         "3.25 MB",
         "8.16 GB",
     ]
+    assert [byte_size(v) for v in (999.7, 999_700, 999_400, 999_990_000)] == [
+        "1 kB",
+        "1 MB",
+        "999 kB",
+        "1 GB",
+    ]

@@ -140,7 +140,7 @@ def number_text(value: float | int | None) -> str:
 def byte_size(value: float) -> str:
     """A number of bytes as text: 512 B, 20 kB, 3 MB."""
     for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= unit:
+        if abs(value) >= 0.9995 * unit:  # three digits round up to it
             return f"{value / unit:.3g} {suffix}"
     return f"{value:.3g} B"
 
