@@ -25,7 +25,7 @@ def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
         ("strategy", "replicas, runs"),
         ("evaluation, greedy", "in training, sampled") if first.plays else (main_figure(shown).title, ""),
         (first.unit, "frames" if any(_frames(g) for g in shown) else ""),
-        ("seconds", "h:mm:ss" if any((groups.seconds(r) or 0) >= 60 for g in shown for r in g.runs) else ""),
+        ("seconds", "h:mm:ss" if any(groups.seconds(r) >= 60 for g in shown for r in g.runs) else ""),
         (f"{first.unit}/s", ""),
         (f"to return {number_text(reference[0])}" if reference else "to a return", "env steps, seconds"),
         ("waiting", "of the time"),

@@ -187,10 +187,9 @@ def waiting_share(run: RecordedRun) -> float | None:
     return waited / elapsed if elapsed > 0 else None
 
 
-def seconds(run: RecordedRun) -> float | None:
+def seconds(run: RecordedRun) -> float:
     """How long the run took: virtual seconds if it was simulated, else wall time."""
-    value = run.fact("virtual_seconds" if run.virtual else "wall_seconds")
-    return None if value is None else float(value)
+    return float(run.fact("virtual_seconds" if run.virtual else "wall_seconds"))
 
 
 def env_steps_per_second(run: RecordedRun) -> float | None:
