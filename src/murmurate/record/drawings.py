@@ -78,19 +78,19 @@ def curves(
             axes.set_ylim(bottom=0, top=None if max(each.value.max() for each in series) > 0 else 1.0)
         if axis == "total_bytes":
             axes.set_xscale("log")
-            _plain_ticks(axes.xaxis, byte_size)
+            plain_ticks(axes.xaxis, byte_size)
         if log_y:
             axes.set_yscale("log")
-            _plain_ticks(axes.yaxis, tick_text)
+            plain_ticks(axes.yaxis, tick_text)
 
     return draw
 
 
-def _plain_ticks(axis: DrawnAxis, text: Callable[[float], str]) -> None:
-    """Label a logarithmic axis with ``text`` instead of powers of ten; over about two decades, which may
-    hold a single power of ten or none, also their double and fivefold values."""
+def plain_ticks(axis: DrawnAxis, text: Callable[[float], str], most: float = 300.0) -> None:
+    """Label a logarithmic axis with ``text`` instead of powers of ten; if its end is at most ``most`` times
+    its beginning, it may hold few powers of ten, so also their double and fivefold values."""
     low, high = axis.get_view_interval()
-    multiples = (1.0, 2.0, 5.0) if high <= 300 * low else (1.0,)
+    multiples = (1.0, 2.0, 5.0) if high <= most * low else (1.0,)
     axis.set_major_locator(ticker.LogLocator(subs=multiples, numticks=8))
     axis.set_minor_formatter(ticker.NullFormatter())
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
@@ -151,7 +151,7 @@ def draw_windows(comparisons: Sequence[WindowBound]) -> Draw:
         axes.set_yscale("log")
         label = "distance from consensus ‖X − mean‖ (Frobenius)"
         style_axes(axes, label, axis_label("total_env_steps", ""))
-        _plain_ticks(axes.yaxis, tick_text)
+        plain_ticks(axes.yaxis, tick_text)
         axes.set_xlim(left=0)
 
     return draw

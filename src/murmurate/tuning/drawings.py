@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
 
-from murmurate.record.drawings import label_rows
+from murmurate.record.drawings import label_rows, plain_ticks
 from murmurate.record.figures import COLOURS, Draw, percent_axis, style_axes, tick_text
 from murmurate.tuning.objective import Objective
 from murmurate.tuning.space import Dimension
@@ -77,11 +77,8 @@ def slice_of(finished: Sequence[Any], objective: Objective, dimension: Dimension
             axes.set_xlim(-0.5, len(dimension.choices) - 0.5)
         elif dimension.log:
             axes.set_xscale("log")
-            subs = (1.0, 2.0, 5.0) if dimension.high < 30 * dimension.low else (1.0,)
-            axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=8))
-            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: tick_text(value)))
-            axes.xaxis.set_minor_formatter(ticker.NullFormatter())
             axes.set_xlim(dimension.low / 1.15, dimension.high * 1.15)
+            plain_ticks(axes.xaxis, tick_text, most=40.0)  # the figure is narrow
         else:
             axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
             margin = 0.04 * (dimension.high - dimension.low)
