@@ -53,12 +53,11 @@ def test_every_run_is_one_that_its_recipe_accepts(task: str, agent: str) -> None
 
 
 def test_interquartile_means() -> None:
-    assert interquartile_mean([[8, 1, 7, 2, 6, 3, 5, 4]])["iqm"] == 4.5
-    assert interquartile_mean([[3.0]]) == {"iqm": 3.0, "interval": None}
-    low, high = interquartile_mean([[1, 2, 3, 4], [11, 12, 13, 14]])["interval"]
-    assert 1 < low < 7.5 < high < 14
-    constant = interquartile_mean([[2.0] * 5, [4.0] * 5])
-    assert constant == {"iqm": 3.0, "interval": [3.0, 3.0]}  # seeds are drawn within their task
+    assert interquartile_mean([8, 1, 7, 2, 6, 3, 5, 4])["iqm"] == 4.5
+    assert interquartile_mean([3.0]) == {"iqm": 3.0, "interval": None}
+    assert interquartile_mean([]) == {"iqm": None, "interval": None}
+    low, high = interquartile_mean([8, 1, 7, 2, 6, 3, 5, 4])["interval"]
+    assert 1 < low < 4.5 < high < 8
 
 
 def test_it_trains_all_and_shows_what_hiding_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

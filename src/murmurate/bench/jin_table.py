@@ -152,7 +152,7 @@ def rows(plan: JinPlan, summaries: Mapping[tuple[str, str, int], Summary]) -> li
                 "task": task,
                 "agent": agent,
                 "env_steps": plan.env_steps,
-                **(interquartile_mean([finite]) if finite else {"iqm": None, "interval": None}),
+                **interquartile_mean(finite),
                 "returns": finite,
                 "train_returns": [run["train_return_mean"] for run in runs],
                 "diverged": len(runs) - len(finite),

@@ -95,7 +95,7 @@ def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
                 "world": world,
                 "learners": learners,
                 "period": period,
-                **(interquartile_mean([finite]) if finite else {"iqm": None, "interval": None}),
+                **interquartile_mean(finite),
                 "returns": finite,
                 "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
                 "diverged": len(ends) - len(finite),

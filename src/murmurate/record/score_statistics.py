@@ -52,23 +52,17 @@ def summarized(scores: Sequence[float]) -> Scores:
     )
 
 
-def interquartile_mean(scores: Sequence[Sequence[float]], *, seed: int = 0) -> dict[str, Any]:
-    """The mean of the middle half of all scores, and its 95% interval by a stratified bootstrap.
-
-    scores: for each task, a score for each seed; the bootstrap draws seeds anew within each task. In the
-    result, ``interval`` is None where a task has only one seed. Raises MissingExtra without SciPy.
-    """
-    stats, tasks = _scipy_stats(), [np.asarray(task, np.float64) for task in scores]
-
-    def iqm(*drawn: NDArray[np.float64], axis: int = 0) -> Any:
-        return stats.trim_mean(np.concatenate(drawn, axis=axis), 0.25, axis=axis)
-
-    interval = None if min(map(len, tasks)) < 2 else _interval(tasks, iqm, seed)
-    return {"iqm": float(iqm(*tasks)), "interval": None if interval is None else list(interval)}
+def interquartile_mean(scores: Sequence[float]) -> dict[str, Any]:
+    """``iqm`` of the scores and its ``interval`` (see ``Scores``) as JSON values; None where there is none.
+    Raises MissingExtra without SciPy."""
+    if not scores:
+        return {"iqm": None, "interval": None}
+    summary = summarized(scores)
+    return {"iqm": summary.iqm, "interval": summary.iqm_interval and list(summary.iqm_interval)}
 
 
 def probability_of_improvement(
-    ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0
+    ours: Sequence[float], theirs: Sequence[float]
 ) -> tuple[float, Interval | None]:
     """P(X > Y) + P(X = Y) / 2 for X of ``ours`` and Y of ``theirs``, and its 95% bootstrap interval (None
     where either has only one score). Raises MissingExtra without SciPy."""
@@ -78,7 +72,7 @@ def probability_of_improvement(
         difference = np.expand_dims(a, -1) - np.expand_dims(b, -2)
         return (0.5 + 0.5 * np.sign(difference)).mean((-2, -1))
 
-    return float(chance(x, y)), _interval([x, y], chance, seed) if min(len(x), len(y)) > 1 else None
+    return float(chance(x, y)), _interval([x, y], chance) if min(len(x), len(y)) > 1 else None
 
 
 def available() -> bool:
@@ -90,7 +84,7 @@ def available() -> bool:
     return True
 
 
-def _interval(samples: Sequence[NDArray[np.float64]], statistic: Any, seed: int = 0) -> Interval:
+def _interval(samples: Sequence[NDArray[np.float64]], statistic: Any) -> Interval:
     """The 95% percentile interval of ``statistic``, each sample drawn anew with replacement."""
     result = _scipy_stats().bootstrap(
         samples,
@@ -100,7 +94,7 @@ def _interval(samples: Sequence[NDArray[np.float64]], statistic: Any, seed: int 
         vectorized=True,
         axis=-1,
         method="percentile",
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     )
     low, high = result.confidence_interval
     return float(low), float(high)
