@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -67,23 +67,18 @@ def read_objective(text: str | None, run: Run) -> Objective:
     return Objective(name, lower)
 
 
-@dataclass
 class Progress:
     """Follows a trial's ``metrics.jsonl``: the objective at each tenth of the run's budget.
 
     run: the trial's run, whose end is the budget. folder: the trial's folder, which need not exist yet.
     """
 
-    objective: Objective
-    run: Run
-    folder: Path
-    _tail: Tail = field(init=False)
-    _latest: dict[int, Record] = field(default_factory=dict, init=False)
-    _step: int = field(default=0, init=False)
-    _previous: tuple[float, float] | None = field(default=None, init=False)  # share, value
-
-    def __post_init__(self) -> None:
-        self._tail = Tail(self.folder / "metrics.jsonl")
+    def __init__(self, objective: Objective, run: Run, folder: Path) -> None:
+        self._objective, self._run = objective, run
+        self._tail = Tail(folder / "metrics.jsonl")
+        self._latest: dict[int, Record] = {}
+        self._step = 0
+        self._previous: tuple[float, float] | None = None  # share, value
 
     def poll(self) -> list[tuple[int, float]]:
         """(tenth of the budget, mean of the replicas' newest values) for the tenths passed since the last
@@ -96,7 +91,7 @@ class Progress:
             known = [
                 float(value)
                 for latest in self._latest.values()
-                if _is_number(value := latest.get(self.objective.recorded))
+                if _is_number(value := latest.get(self._objective.recorded))
             ]
             if known:
                 tenths += self._tenths(self._share(), sum(known) / len(known))
@@ -113,7 +108,7 @@ class Progress:
 
     def _share(self) -> float:
         """The part of the budget that is used up."""
-        run, newest = self.run, list(self._latest.values())
+        run, newest = self._run, list(self._latest.values())
         shares = [0.0]
         if run.env_steps:
             shares.append(sum(r.get("env_steps") or 0 for r in newest) / run.env_steps)

@@ -93,8 +93,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.number = 0
-        self._received: list[int] = []
-        self._forwarded = 0
+        self._unsent: list[int] = []
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -108,13 +107,13 @@ class Signals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.number = self.number or number
-        self._received.append(number)
+        self._unsent.append(number)
 
     def forward(self, processes: Sequence[Running]) -> None:
         """Send the processes each signal that arrived since the last call: the first lets a run save and end,
         a second ends it at once."""
-        for number in self._received[self._forwarded :]:
-            self._forwarded += 1
+        while self._unsent:
+            number = self._unsent.pop(0)
             for process in processes:
                 process.signal(number)
 
