@@ -28,9 +28,9 @@ def home() -> Path:
     return checkout if checkout.is_dir() else Path("benchmarks", "peers")
 
 
-def command(name: str) -> list[str]:
+def command(name: str, script: str = "run.py") -> list[str]:
     """The peer's Python interpreter and script."""
-    return [str(home() / name / ".venv" / "bin" / "python"), str(home() / name / "run.py")]
+    return [str(home() / name / ".venv" / "bin" / "python"), str(home() / name / script)]
 
 
 def absent(name: str) -> str | None:

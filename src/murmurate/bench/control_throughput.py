@@ -47,19 +47,15 @@ def _racers(where: Path) -> dict[str, Racer]:
                 f"sb3-{algorithm}", f"halfcheetah-{algorithm}", 1, where
             )
         for peer in (peer for peer in PEERS if _absent(peer) is None):
-            command = [_peers.command(peer)[0], str(_script(peer)), algorithm]
+            command = [*_peers.command(peer, _SCRIPT), algorithm]
             racers[f"{peer} {algorithm}"] = _commands.appending(f"{peer}-{algorithm}", command, where)
     return racers
 
 
-def _script(peer: str) -> Path:
-    return Path(_peers.command(peer)[1]).with_name(_SCRIPT)
-
-
 def _absent(peer: str) -> str | None:
     """Why a peer cannot be run, None if it can."""
-    lacking = None if _script(peer).exists() else f"not run: there is no {_script(peer)}"
-    return _peers.absent(peer) or lacking
+    _, script = _peers.command(peer, _SCRIPT)
+    return _peers.absent(peer) or (None if Path(script).exists() else f"not run: there is no {script}")
 
 
 def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:

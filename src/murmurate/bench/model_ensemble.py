@@ -34,8 +34,7 @@ def _racers(where: Path) -> dict[str, Racer]:
         command = [sys.executable, "-m", "murmurate.bench._ensemble_racer", kind, precision]
         racers[f"{kind} {precision}"] = _commands.appending(f"{kind}-{precision}", command, where)
     if _peers.absent(_PEER) is None:
-        python, run = _peers.command(_PEER)
-        racers[_PEER] = _commands.appending(_PEER, [python, str(Path(run).with_name("model.py"))], where)
+        racers[_PEER] = _commands.appending(_PEER, _peers.command(_PEER, "model.py"), where)
     return racers
 
 

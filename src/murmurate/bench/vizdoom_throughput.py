@@ -45,9 +45,8 @@ def _racers(where: Path) -> dict[str, Racer]:
         for label, words in _OURS.items()
     }
     if _peers.absent(_PEER) is None:
-        python, script = _peers.command(_PEER)
         for mode in _MODES:
-            command = [python, str(Path(script).with_name("doom.py")), mode, _SIMULATORS]
+            command = [*_peers.command(_PEER, "doom.py"), mode, _SIMULATORS]
             racers[mode] = _commands.appending(f"sample-factory-{mode}", command, where)
     return racers
 
