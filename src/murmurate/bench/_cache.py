@@ -41,8 +41,13 @@ def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -
     """The JSON value that ``compute`` returns, computed once for each ``name`` and ``key`` (a JSON
     value); the folder ``where`` keeps it, and is made if needed."""
     where.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    path = where / f"{name.replace(' ', '-')}-{digest}.json"
+    path = where / f"{keyed(name, key)}.json"
     if not path.exists():
         write_json(path, {"value": compute()})
     return read_object(path)["value"]
+
+
+def keyed(name: str, key: Any) -> str:
+    """The name of a file for ``name`` and ``key`` (a JSON value)."""
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    return f"{name.replace(' ', '-')}-{digest}"

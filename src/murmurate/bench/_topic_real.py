@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate.bench._cache import cached_run
+from murmurate.bench._cache import cached_run, keyed
 from murmurate.bench._result import Log, spread
 from murmurate.bench._topic_plan import SpeedupPlan
 from murmurate.bench._topic_runs import Evaluated, reached
@@ -124,8 +122,7 @@ def spreads(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _run(shape: str, options: Sequence[Any], where: Path, log: Log) -> RecordedRun:
     """A run of real processes below ``where``, made once for the same options."""
     words = [str(word) for word in options]
-    key = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
-    return cached_run(where / f"real-{shape.replace(' ', '-')}-{key}", "corpus-lda", words, log)
+    return cached_run(where / keyed(f"real-{shape}", words), "corpus-lda", words, log)
 
 
 def _points(run: RecordedRun) -> list[tuple[int, float]]:
