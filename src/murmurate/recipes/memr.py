@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from murmurate.agents._model_based import PolicySettings
 from murmurate.agents.memr import MEMR
+from murmurate.recipes.mbpo import WORLDS as MBPO_WORLDS
 from murmurate.recipes.mbpo import settings, task_of
 from murmurate.sources.imagined import ImaginedSourceConfig, ModelRollouts
 from murmurate.training.run import Run
-from murmurate.worlds.registry import vector_worlds
-from murmurate.worlds.terminations import terminations
 
 ALGORITHM = "memr"
-WORLDS = tuple(name for name in vector_worlds() if name in terminations())
+WORLDS = MBPO_WORLDS
 _SHARE = 1 / 4  # of MBPO's updates (Zhang 2022, section 3.3.1)
 
 

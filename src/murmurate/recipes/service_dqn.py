@@ -8,7 +8,6 @@ from typing import cast
 from murmurate.recipes.apex_dqn import recipe as apex
 from murmurate.sources.replay_service import with_service
 from murmurate.sources.replay_source import ReplaySourceConfig
-from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 
 ALGORITHM = "service-dqn"
@@ -19,9 +18,5 @@ def recipe(name: str) -> Run:
     """Ape-X DQN whose learners share one replay; ``--replicas N`` adds learners that all-reduce, each with
     shards, actors and samplers of its own."""
     run = apex(name)
-    return dataclasses.replace(
-        run,
-        recipe=f"{name}-{ALGORITHM}",
-        source=with_service(cast(ReplaySourceConfig, run.source)),
-        strategy=AllReduce(),
-    )
+    source = with_service(cast(ReplaySourceConfig, run.source))
+    return dataclasses.replace(run, recipe=f"{name}-{ALGORITHM}", source=source)
