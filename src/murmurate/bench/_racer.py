@@ -212,20 +212,27 @@ class ThroughputPlan:
 
 
 @contextlib.contextmanager
+def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
+    """A context at whose end all racers are killed."""
+    try:
+        yield
+    finally:
+        for racer in racers.values():
+            racer.stop()
+
+
+@contextlib.contextmanager
 def started(
     make_racers: Callable[[Path], Mapping[str, Racer]], plan: ThroughputPlan, log: Log
 ) -> Iterator[Mapping[str, Racer]]:
     """The racers that ``make_racers`` makes in a temporary folder, started; they are killed at the end."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         racers = make_racers(Path(folder))
-        try:
+        with stopped_at_the_end(racers):
             for racer in racers.values():
                 log(f"starting {racer.label}")
                 racer.start(plan.warm_up_cpu_seconds)
             yield racers
-        finally:
-            for racer in racers.values():
-                racer.stop()
 
 
 def race(
