@@ -7,7 +7,7 @@ import io
 import random
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,11 @@ _NUMBERS = (
 
 def attack(count: int, seed: int) -> dict[str, int]:
     """Try ``count`` damaged files drawn from ``seed``; returns the number of each outcome."""
-    return _attack(_attempt, _cases(count, random.Random(seed)))
+    return _attack(_attempt, cases((*_CORPORA, *_TABLES), count, random.Random(seed)))
 
 
-def _cases(count: int, draw: random.Random) -> Iterator[tuple[str, int]]:
-    names = [*_CORPORA, *_TABLES]
+def cases(names: Sequence[str], count: int, draw: random.Random) -> Iterator[tuple[str, int]]:
+    """(name of a file, seed of its content and its damage)."""
     for _ in range(count):
         yield draw.choice(names), draw.randrange(2**32)
 

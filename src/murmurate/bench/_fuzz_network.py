@@ -354,23 +354,22 @@ def member(rank: int, folder: Path, proxy_port: int) -> None:
     ended = threading.Event()
     threading.Thread(target=_end_with_stdin, args=(ended,), daemon=True).start()
     channel = fabric.channel("fuzz", torch.zeros(_VECTOR_NUMBERS))
-    expect = _Expectation()
     with (folder / f"{rank}.progress").open("wb", buffering=0) as progress:
         for number in itertools.count(1):
             # the mean's last number tells both that one wants to end, so that both end after the same mean
             x = torch.full((_VECTOR_NUMBERS,), float(number * (rank + 1)))
             x[-1] = float(ended.is_set())
-            expect.equal("members", channel.mean_(x), 2)
-            expect.all("mean", x[:-1], number * 1.5)
+            _expect("members", channel.mean_(x), 2)
+            _expect_all("mean", x[:-1], number * 1.5)
             channel.publish(torch.full((_VECTOR_NUMBERS,), float(number)))
             channel.send(1 - rank, "mail", torch.full((_VECTOR_NUMBERS,), float(number)), note=number)
             message = channel.wait("mail", _PROGRESS_SECONDS)
-            expect.equal("note", None if message is None else message.note, number)
+            _expect("note", None if message is None else message.note, number)
             if message is not None:
-                expect.all("message", message.x, number)
+                _expect_all("message", message.x, number)
             if channel.version(1 - rank):
                 published, version = channel.peek(1 - rank)
-                expect.all("published", published, version)
+                _expect_all("published", published, version)
             progress.write(b".")
             if x[-1]:
                 break
@@ -383,16 +382,12 @@ def _end_with_stdin(ended: threading.Event) -> None:
     ended.set()
 
 
-class _Expectation:
-    """Prints values that differ from what was sent."""
+def _expect(what: str, value: object, expected: object) -> None:
+    """Print a value that differs from what was sent."""
+    if value != expected:
+        print(f"wrong value of {what}: {value} instead of {expected}", flush=True)
 
-    def equal(self, what: str, value: object, expected: object) -> None:
-        if value != expected:
-            print(f"wrong value of {what}: {value} instead of {expected}", flush=True)
 
-    def all(self, what: str, x: torch.Tensor, expected: float) -> None:
-        if not bool((x == expected).all()):
-            print(
-                f"wrong value of {what}: {float(x.min())} to {float(x.max())} instead of {expected}",
-                flush=True,
-            )
+def _expect_all(what: str, x: torch.Tensor, expected: float) -> None:
+    if not bool((x == expected).all()):
+        _expect(what, f"{float(x.min())} to {float(x.max())}", expected)

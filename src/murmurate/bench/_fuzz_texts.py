@@ -7,12 +7,11 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from murmurate.bench._fuzz_corpora import damage
+from murmurate.bench._fuzz_corpora import cases, damage
 from murmurate.bench._fuzz_process import attack as _attack
 from murmurate.bench._fuzz_process import run_command
 from murmurate.datasets.reading import read
@@ -29,13 +28,7 @@ _SYNTAX = (
 
 def attack(count: int, seed: int) -> dict[str, int]:
     """Try ``count`` damaged texts drawn from ``seed``; returns the number of each outcome."""
-    draw = random.Random(seed)
-    return _attack(_attempt, _cases(count, draw))
-
-
-def _cases(count: int, draw: random.Random) -> Iterator[tuple[str, int]]:
-    for _ in range(count):
-        yield draw.choice(NAMES), draw.randrange(2**32)
+    return _attack(_attempt, cases(NAMES, count, random.Random(seed)))
 
 
 def _attempt(case: tuple[str, int], folder: Path) -> str:
