@@ -74,12 +74,6 @@ def _fields(config: Any) -> dict[str, dataclasses.Field[Any]]:
     }
 
 
-def _accepted(config: Any) -> list[str]:
-    """The names that ``with_fields`` takes, in order."""
-    parts = [getattr(config, part) for part in _flat_parts(config)]
-    return sorted({*_fields(config), *(name for part in parts for name in _fields(part))})
-
-
 def _flat_parts(config: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(config) if field.metadata.get("flat")]
 
@@ -159,7 +153,7 @@ def _unknown(config: Any, name: str, place: str) -> Refusal:
     known = list(_paths(config))
     where = f"{place.rstrip('.')} has" if place else "a run has"
     meant = hint(name, known, lambda path: _written(path, is_keyword=not place))
-    meant = meant or f" It has {', '.join(_accepted(config)) or 'none'}."
+    meant = meant or f" It has {', '.join(sorted(path for path in known if '.' not in path)) or 'none'}."
     if place == "strategy.":
         meant += " Choose another strategy by its name, as in strategy={'name': 'gala', ...}."
     return Refusal(f"{where} no field '{name}'.{meant}")
