@@ -50,10 +50,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
         if action.dest in _FOLDERS:
             function = "runs"
         if function is not None:
-            action.complete = {  # type: ignore[attr-defined]
-                "bash": f"_murmurate_{function}",
-                "zsh": f"_murmurate_{function}",
-            }
+            action.complete = dict.fromkeys(SHELLS, f"_murmurate_{function}")  # type: ignore[attr-defined]
     for verb in verbs_of(parser).values():
         _describe(verb)
 
