@@ -38,18 +38,14 @@ class ParameterModule(nn.Module):
     def of(cls, named: Mapping[str, nn.Parameter], buffers_of: nn.Module | None = None) -> ParameterModule:
         module = cls(buffers_of)
         for name, parameter in named.items():
-            owner, attribute = module._owner_and_attribute(name)
+            *path, attribute = name.split(".")
+            owner: nn.Module = module
+            for child in path:
+                if child not in owner._modules:
+                    owner.add_module(child, nn.Module())
+                owner = owner.get_submodule(child)
             owner.register_parameter(attribute, parameter)
         return module
-
-    def _owner_and_attribute(self, name: str) -> tuple[nn.Module, str]:
-        *path, attribute = name.split(".")
-        owner: nn.Module = self
-        for child in path:
-            if child not in owner._modules:
-                owner.add_module(child, nn.Module())
-            owner = owner.get_submodule(child)
-        return owner, attribute
 
 
 def parameter_module(optimizer: torch.optim.Optimizer, module: nn.Module | None) -> ParameterModule:
@@ -136,16 +132,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.replica = replica
         self.last: Exchange | None = None
         self._is_stepping = False  # whether a step of this object is being made
-        owners = {} if module is None else _owners(module)
-        # for each parameter: (name, parameters of the module that owns it, its name among these)
-        self._places = [
-            (part.name, *owners.get(id(parameter), (_NOWHERE, "")))
-            for part, parameter in zip(replica.slices, replica.own_parameters(), strict=True)
+        self._counts = [  # of the parameters in each group
+            sum(start <= p.start < stop for p in replica.slices) for start, stop in replica.group_bounds
         ]
-        # (parameter, place of its values, view of its gradient), which do not change
-        self._views = [
-            (parameter, place_of(values), gradient)
-            for parameter, (_, values), (_, gradient) in zip(
+        owners = {} if module is None else _owners(module)
+        # each parameter with its name, the parameters of the module that owns it and its name among these,
+        # and with the place of its values and the view of its gradient, which do not change
+        self._parameters = [
+            (parameter, name, *owners.get(id(parameter), (_NOWHERE, "")), place_of(values), gradient)
+            for parameter, (name, values), (_, gradient) in zip(
                 replica.own_parameters(),
                 replica.named_views(),
                 replica.named_views(replica.grad),
@@ -207,7 +202,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._attach_gradients()
         if len(self.optimizer.param_groups) != len(self.replica.group_bounds):
             raise Refusal("a parameter group was added after wrapping: add all groups before wrapping")
-        for (name, *_), (parameter, *_) in zip(self._places, self._views, strict=True):
+        for parameter, name, *_ in self._parameters:
             if not parameter.requires_grad:
                 raise Refusal(
                     f"'{name}' was frozen (requires_grad_(False)) after its optimizer was wrapped, and "
@@ -227,9 +222,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Make all gradients views of the flat gradient again, as ``module.zero_grad()`` replaces them by
         None."""
         with torch.no_grad():
-            for (name, owner, attribute), (parameter, place, view) in zip(
-                self._places, self._views, strict=True
-            ):
+            for parameter, name, owner, attribute, place, view in self._parameters:
                 # a conversion gives a parameter other memory, or the module another parameter
                 if place_of(parameter) != place or owner.get(attribute, parameter) is not parameter:
                     raise Refusal(
@@ -255,11 +248,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """The state in the format of the plain optimizer, which can load it."""
         replica = self.replica
         saved = replica.state()["optimizer"]
-        counts = [
-            sum(start <= p.start < stop for p in replica.slices) for start, stop in replica.group_bounds
-        ]
         groups, state, first_index = [], {}, 0
-        for number, (group, count) in enumerate(zip(self.optimizer.param_groups, counts, strict=True)):
+        for number, (group, count) in enumerate(zip(self.optimizer.param_groups, self._counts, strict=True)):
             indices = list(range(first_index, first_index + count))
             settings = {k: v for k, v in group.items() if k != "params"}
             groups.append(settings | {"params": indices})
@@ -283,10 +273,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         initial = functools.cache(lambda: initial_state(replica.optimizer, replica.make_optimizer))
         loaded: dict[str, Any] = {}
         groups = state_dict["param_groups"]
-        counts = [
-            sum(start <= p.start < stop for p in replica.slices) for start, stop in replica.group_bounds
-        ]
-        if [len(g["params"]) for g in groups] != counts:
+        if (counts := self._counts) != [len(g["params"]) for g in groups]:
             raise ValueError(f"the state has groups of other sizes than {counts}: it is of another model")
         for number, (group, own_group) in enumerate(zip(groups, self.optimizer.param_groups, strict=True)):
             own_group.update({k: v for k, v in group.items() if k != "params"})
