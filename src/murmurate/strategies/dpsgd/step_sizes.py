@@ -6,14 +6,12 @@ from murmurate.errors import Refusal
 from murmurate.ranges import rounded_down
 
 
-def scaled_rate(rate: float, p: int, B: int, M: int, reference: tuple[int, int, int] = (1, 1, 1)) -> float:
-    """rho' = rho (pBM / p'B'M')^(1/4) (Corollary 1): p, B, M are those of ``reference``, and p', B', M' the
-    arguments.
+def scaled_rate(rate: float, p: int, B: int, M: int) -> float:
+    """rate / (p B M)^(1/4) (Corollary 1), where ``rate`` is meant for p = B = M = 1.
 
     It holds for eta and for rho alike; a pushed gradient moves v by their product.
     """
-    old = reference[0] * reference[1] * reference[2]
-    return float(rate * (old / (p * B * M)) ** 0.25)
+    return float(rate * (1 / (p * B * M)) ** 0.25)
 
 
 def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
