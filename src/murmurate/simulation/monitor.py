@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmurate.errors import RunFailed
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.record.callbacks import Callbacks, current_watch
 from murmurate.record.reader import Tail
@@ -61,6 +62,7 @@ class Monitor:
         self.event_counts: dict[str, int] = {}
         self.interrupted, self.signal = False, 0
         self.stopped_because = ""
+        self.failure: RunFailed | None = None
         self._unrecorded: dict[int, list[list[float]]] = {}  # by recorder: returns and lengths of episodes
         self._last_updates: dict[int, int] = {}
         self._stop_at: float = math.inf  # the number of updates at which synchronous members stop

@@ -36,7 +36,7 @@ from murmurate.training.interrupts import SecondInterrupt, signals, signals_rest
 from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_roles, write_run
-from murmurate.training.session import FAILED, FINISHED, Finish, claimed, preflight, resolved
+from murmurate.training.session import Finish, claimed, exit_status, preflight, resolved
 from murmurate.training.threads import keeping_threads
 from murmurate.training.worker_context import member_state, staging
 
@@ -120,7 +120,6 @@ class Simulation:
         )
         self.monitor = Monitor(run, cluster, folder, self.fabric, self._print_line)
         self.centre: Centre | None = None
-        self.failure = ""
         generator = np.random.default_rng(derive_seed(run.seed, "faults"))
         FaultInjector(cluster, self.fabric, self.monitor, self._start_rank, generator)
 
@@ -144,38 +143,27 @@ class Simulation:
                 self._save()
                 monitor.callbacks.checkpoint(folder / "checkpoints" / "last")
             except (NotFinite, FabricError, RunFailed) as failure:
-                self.failure = f"failed: {failure}"
+                monitor.failure = RunFailed(str(failure))
             except SecondInterrupt:
                 pass  # nothing is saved
             finally:
                 monitor.close()
-        code, exit_status = self._exit_status()
+        code, reason = exit_status(monitor)
         summarized = functools.partial(
             summarize, run, folder, monitor, self.centre, time.monotonic() - started
         )
         try:
             with _one_thread(), signals(monitor, all_saved=True):
-                summary = summarized(exit_status)
+                summary = summarized(reason)
         except SecondInterrupt:
-            code, exit_status = self._exit_status()
-            summary = summarized(exit_status)
+            code, reason = exit_status(monitor)
+            summary = summarized(reason)
         monitor.callbacks.end(Result(folder, summary, code))
         return Finish(code, summary, run=run, error=monitor.callbacks.error)
 
     def _warn(self, warning: str) -> None:
         self.monitor.event("warning", warning)
         self._print_line(f"warning: {warning}")
-
-    def _exit_status(self) -> tuple[int, str]:
-        """(exit code, ``exit`` of the summary)"""
-        monitor = self.monitor
-        if self.failure:
-            return FAILED, self.failure
-        if monitor.interrupted:
-            return 128 + monitor.signal, "interrupted"
-        if monitor.callbacks.failure:
-            return FAILED, f"failed: {monitor.callbacks.failure}"
-        return FINISHED, "finished"
 
     # -- members ------------------------------------------------------------------------------------
 

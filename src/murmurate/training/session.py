@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from murmurate.replica.state_dict import refuse_not_finite
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint, run_folder
-from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_ignored, signals_restored
 from murmurate.training.launcher import Launcher, Ranks
@@ -210,10 +210,8 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     stored_movable = {
         f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")
     }
-    stored_fields, new_fields = (
-        plain(without_places(stored)),
-        plain(without_places(dataclasses.replace(run, **stored_movable))),
-    )
+    stored_fields = plain(without_places(stored))
+    new_fields = plain(without_places(dataclasses.replace(run, **stored_movable)))
     changed = [name for name, value in new_fields.items() if value != stored_fields[name]]
     if changed:
         raise Refusal(
@@ -348,23 +346,23 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
             raise coordinator.failure
         try:
             with signals(coordinator, all_saved=True):
-                code, reason = _exit_status(coordinator)
+                code, reason = exit_status(coordinator)
                 is_complete = code == FINISHED
                 # no evaluation after an interrupt: murmurate eval can do it later
                 evaluated = not coordinator.interrupted
-                told = contextlib.nullcontext() if current_watch().quiet else reporting(_print)
-                with told:
+                print_line = functools.partial(print, flush=True)
+                with contextlib.nullcontext() if current_watch().quiet else reporting(print_line):
                     summary = summarize(run, folder, coordinator, reason, evaluated=evaluated)
         except SecondInterrupt:
             evaluation_cut = is_complete
             with signals_ignored():  # two quick Ctrl-C would leave no summary
-                code, reason = _exit_status(coordinator)
+                code, reason = exit_status(coordinator)
                 summary = summarize(run, folder, coordinator, reason, evaluated=False)
         except Exception as problem:
             if isinstance(problem, FolderGone):
                 raise
             raised = None if isinstance(problem, Refusal | RunFailed | OSError | MemoryError) else problem
-            code, reason = _exit_status(coordinator)
+            code, reason = exit_status(coordinator)
             if is_complete:
                 evaluation_cut = True
                 cause = f"{type(problem).__name__}: {str(problem).rstrip('.')}"
@@ -383,16 +381,12 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
     return Finish(code, summary, moved_to, run, coordinator.callbacks.error or raised, evaluation_cut)
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
-def _exit_status(coordinator: Coordinator) -> tuple[int, str]:
-    """(exit code, ``exit`` of the summary)"""
-    if isinstance(coordinator.failure, RunFailed):
-        return FAILED, f"failed: {coordinator.failure}"
-    if coordinator.interrupted:
-        return 128 + coordinator.signal, "interrupted"
-    if coordinator.callbacks.failure:
-        return FAILED, f"failed: {coordinator.callbacks.failure}"
+def exit_status(observer: Any) -> tuple[int, str]:
+    """(exit code, ``exit`` of the summary). observer: the coordinator, or the monitor of a simulation."""
+    if isinstance(observer.failure, RunFailed):
+        return FAILED, f"failed: {observer.failure}"
+    if observer.interrupted:
+        return 128 + observer.signal, "interrupted"
+    if observer.callbacks.failure:
+        return FAILED, f"failed: {observer.callbacks.failure}"
     return FINISHED, "finished"
