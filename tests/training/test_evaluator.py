@@ -196,7 +196,7 @@ def snapshot(evaluated: Path) -> Snapshot:
 
 
 def _end(evaluator: Evaluator) -> Evaluated:
-    return cast(Evaluated, until(evaluator.wait, "the evaluation's end"))
+    return cast(Evaluated, until(lambda: evaluator.poll(0.1), "the evaluation's end"))
 
 
 def test_a_process_of_its_own_has_the_same_figures(evaluated: Path, snapshot: Snapshot) -> None:
@@ -341,7 +341,7 @@ def test_an_evaluation_that_hangs_does_not_hold_up_the_end(
 def test_an_evaluation_goes_on_in_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = Timed(tmp_path / "run", evaluate_every_env_steps=100)
     coordinator = timed.coordinator
-    monkeypatch.setattr(coordinator.evaluator, "wait", lambda: pytest.fail("waited for"))
+    monkeypatch.setattr(coordinator.evaluator, "poll", lambda **_: pytest.fail("waited for"))
     monkeypatch.setattr(Evaluator, "is_busy", True)
     snapshot, old = staging(coordinator.folder, "evaluated"), staging(coordinator.folder, "1")
     for folder in (snapshot, old, staging(coordinator.folder, "final")):

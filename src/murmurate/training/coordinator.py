@@ -348,7 +348,7 @@ class Coordinator:
         """Wait for the running evaluation, unless the user interrupts, or it takes too long."""
         deadline = time.monotonic() + _EVALUATION_DEADLINE_SECONDS
         while self.evaluator.is_busy and not self.interrupted and time.monotonic() < deadline:
-            self._take_evaluation(self.evaluator.wait())
+            self._take_evaluation(self.evaluator.poll(wait_seconds=0.1))
         if self.evaluator.is_busy:
             self.event("evaluation failed", "the evaluation that was running at the end was not waited for")
         self.evaluator.close()

@@ -34,7 +34,6 @@ from murmurate.training.run import Run
 
 LOG = "logs/evaluator.log"
 _NICE = 10  # the learners come first
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Evaluator:
             self._end(snapshot, {}, describe(error))
 
     def poll(self, wait_seconds: float = 0.0) -> Evaluated | None:
-        """The evaluation that has ended since the last call, if one has."""
+        """The evaluation that has ended since the last call, or ends within ``wait_seconds``, if one has."""
         if self._workers is not None and self._snapshot is not None:
             for worker in self._workers.wait(wait_seconds):
                 worker_exit = worker.exit
@@ -128,10 +127,6 @@ class Evaluator:
             return None
         ended, self._ended, self._snapshot = self._ended, None, None
         return ended
-
-    def wait(self) -> Evaluated | None:
-        """Like ``poll``, but wait a moment for the end of the evaluation."""
-        return self.poll(_POLL_SECONDS)
 
     def close(self) -> None:
         """End the process; an unfinished evaluation is lost."""
@@ -188,7 +183,9 @@ def _evaluate(worker: Worker, run: Run, snapshot_folder: Path) -> Exit:
     """The work of the evaluator's process."""
     take_signals()
     os.nice(_NICE)
-    log = os.open(_log_path(snapshot_folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log_path = snapshot_folder.parents[1] / LOG
+    log_path.parent.mkdir(exist_ok=True)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -198,9 +195,3 @@ def _evaluate(worker: Worker, run: Run, snapshot_folder: Path) -> Exit:
         return Exit(FINISHED, result=_figures(run, snapshot_folder))
     except Refusal as refusal:
         return Exit(REFUSED, str(refusal))
-
-
-def _log_path(snapshot_folder: Path) -> Path:
-    path = snapshot_folder.parents[1] / LOG
-    path.parent.mkdir(exist_ok=True)
-    return path
