@@ -157,7 +157,7 @@ class HeartbeatMonitor:
         if self.run_state.pace(rank) == 0:
             allowed = min(STOPPED_SECONDS, cap) if is_stopped else cap
             return allowed, allowed
-        usual = patience(max(self.run_state.pace(member) for member in self.run_state.living()), cap)
+        usual = patience(self.run_state.longest_pace(), cap)
         # the time that it takes to write a checkpoint, or to send a joiner the state, is unrelated to rounds
         is_busy = self.coordinator.is_saving or self.coordinator.is_admitting
         if not is_stopped and (is_busy or not self._blocks_others()):

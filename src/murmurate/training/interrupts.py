@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Protocol
 
 from murmurate.fabric.processes.deferred_signals import STOPPING
@@ -58,7 +57,7 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
 
     repeats = RepeatedSigterm()
 
-    def handle(number: int) -> None:
+    def handle(number: int, frame: object) -> None:
         name, is_second = signal.Signals(number).name, coordinator.interrupted
         if number == signal.SIGTERM and repeats():
             return
@@ -69,7 +68,7 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
             raise SecondInterrupt(f"{name} came twice; nothing more was saved")
         coordinator.stop(name)
 
-    def record_signal(number: int) -> None:
+    def record_signal(number: int, frame: object) -> None:
         if coordinator.interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt  # the user does not want to wait for the cleanup
         coordinator.interrupted, coordinator.signal = True, number
@@ -117,14 +116,11 @@ def signals_restored() -> Iterator[None]:
 def signals_ignored() -> Iterator[None]:
     """Meanwhile Ctrl-C and SIGTERM have no effect: for what is short, after a signal that was acted on."""
     with signals_restored():
-        _install(lambda number: None)
+        _install(lambda *_: None)
         yield
 
 
-def _install(handle: Callable[[int], None]) -> None:
-    def handler(number: int, frame: FrameType | None) -> None:
-        handle(number)
-
+def _install(handler: Callable[[int, object], None]) -> None:
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
         for number in STOPPING:
             signal.signal(number, handler)

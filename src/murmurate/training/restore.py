@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,6 @@ def consensus(folder: Path, replicas: int) -> dict[str, dict[str, Tensor]]:
 def _read(folder: Path, replicas: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Tensor]]]:
     """The parts of the replicas in a checkpoint, and their consensus."""
     states = [checkpoint.read_part(folder, rank) for rank in learners(folder, replicas)]
-    return states, _consensus_of(states, folder, replicas)
-
-
-def _consensus_of(
-    states: Sequence[dict[str, Any]], folder: Path, replicas: int
-) -> dict[str, dict[str, Tensor]]:
     # the part that was saved last has the newest consensus
     latest = max(states, key=lambda state: state["seconds"])
     if replicas in checkpoint.parts(folder):  # the centre's
@@ -86,7 +80,7 @@ def _consensus_of(
         for key in states[0]["replicas"][name]["replica"]["buffers"]:
             saved = [state["replicas"][name]["replica"]["buffers"][key] for state in states]
             values[name][key] = torch.stack(saved).mean(0) if saved[0].is_floating_point() else saved[0]
-    return values
+    return states, values
 
 
 def initial_values(run: Run) -> dict[str, dict[str, Tensor]]:

@@ -69,7 +69,7 @@ def summarize(
         "wall_seconds": seconds,
         "env_steps_per_second": (run_state.total_env_steps() - coordinator.steps_before)
         / max(trained_seconds - coordinator.seconds_before, 1e-9),
-        "train_return_mean": _none_if_nan(coordinator.return_mean()),
+        "train_return_mean": coordinator.return_mean() if coordinator.returns else None,
         "dead_replicas": coordinator.dead,
         "checkpoints_skipped": coordinator.skipped_checkpoints,
         "events": coordinator.events,
@@ -121,7 +121,3 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
         and len(states) == run.members
         and all(s["exact"] for s in states),
     }
-
-
-def _none_if_nan(x: float) -> float | None:
-    return None if x != x else x
