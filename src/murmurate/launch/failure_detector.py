@@ -50,7 +50,9 @@ class FailureDetector:
         for worker in self._heartbeats.poll(running):
             worker.kill(EXCLUDED)
         if self._is_over():
-            self._kill_joiners()
+            for worker in self.workers.by_rank.values():
+                if self._is_joining(worker) and not worker.killed_because:
+                    worker.kill(OVER)
         else:
             self._admit_joiner()
 
@@ -102,11 +104,6 @@ class FailureDetector:
             and not self.run_state.has_finished(worker.rank)
             and not self._heartbeats.is_silent(worker.rank)
         ]
-
-    def _kill_joiners(self) -> None:
-        for worker in self.workers.by_rank.values():
-            if self._is_joining(worker) and not worker.killed_because:
-                worker.kill(OVER)
 
     def _admit_joiner(self) -> None:
         """Request a living peer's state for one joiner at a time, and follow the transfer."""
