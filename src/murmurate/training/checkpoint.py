@@ -118,16 +118,13 @@ def complete(staging: Path, manifest_fields: dict[str, Any]) -> None:
     parts = [staging / name for name in files(staging)]
     if not parts:
         raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
-    linked_digests = _digests_of_linked(parts, staging.parent / "last")
-    digests = {part.name: linked_digests.get(part.name) or digest(part) for part in parts}
+    last = staging.parent / "last"
+    listed, digests = _listed(last), {}
+    for part in parts:
+        is_linked = part.name in listed and (last / part.name).exists() and part.samefile(last / part.name)
+        digests[part.name] = listed[part.name] if is_linked else digest(part)
     manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **manifest_fields}
     _write_json(staging / MANIFEST_NAME, manifest)
-
-
-def _digests_of_linked(parts: list[Path], last: Path) -> dict[str, str]:
-    """Digests, by name, of those parts that are also files of the checkpoint ``last``."""
-    listed = _listed(last)
-    return {part.name: listed[part.name] for part in parts if _same_file(part, last / part.name)}
 
 
 def _listed(checkpoint: Path) -> dict[str, str]:
@@ -136,10 +133,6 @@ def _listed(checkpoint: Path) -> dict[str, str]:
         return dict(read_manifest(checkpoint)["parts"])
     except Refusal:
         return {}
-
-
-def _same_file(path: Path, other_path: Path) -> bool:
-    return other_path.exists() and path.samefile(other_path)
 
 
 def keep_as_best(folder: Path, source: Path | None = None, **manifest_fields: Any) -> None:
@@ -157,7 +150,7 @@ def keep_as_best(folder: Path, source: Path | None = None, **manifest_fields: An
                 shutil.copy2(file, fresh / file.name)
         manifest = read_manifest(fresh)
         kept_parts = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
-        _write_json(fresh / "state.json", {**manifest, "parts": kept_parts, **manifest_fields})
+        _write_json(fresh / MANIFEST_NAME, {**manifest, "parts": kept_parts, **manifest_fields})
         for path in fresh.iterdir():
             sync(path)
         if best.exists():
@@ -246,7 +239,7 @@ def _unfit(checkpoint: Path, fits: Callable[[Path], object]) -> str | None:
 def _set_replays_aside(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint)
     kept_parts = {name: digest for name, digest in manifest["parts"].items() if not name.startswith("replay")}
-    _write_json(checkpoint / "state.json", {**manifest, "parts": kept_parts})
+    _write_json(checkpoint / MANIFEST_NAME, {**manifest, "parts": kept_parts})
     for path in checkpoint.glob("replay*"):
         path.rename(path.with_name(f"damaged-{path.name}"))
 
@@ -279,8 +272,8 @@ def _identity(checkpoint: Path) -> tuple[int, int] | None:
 def set_aside(checkpoint: Path) -> None:
     """Rename a damaged checkpoint's ``state.json`` to ``damaged-state.json``, so that the next checkpoint
     links nothing from it."""
-    if (checkpoint / "state.json").exists():
-        (checkpoint / "state.json").rename(checkpoint / "damaged-state.json")
+    with contextlib.suppress(FileNotFoundError):
+        (checkpoint / MANIFEST_NAME).rename(checkpoint / f"damaged-{MANIFEST_NAME}")
 
 
 def damage(checkpoint: Path, replays: bool = True) -> str | None:
@@ -292,11 +285,9 @@ def damage(checkpoint: Path, replays: bool = True) -> str | None:
     for name, expected in listed.items():
         if not replays and name.startswith("replay"):
             continue
-        try:
+        with contextlib.suppress(OSError):
             if digest(checkpoint / name) == expected:
                 continue
-        except OSError:
-            pass
         return f"{checkpoint / name} is corrupt or missing."
     return None
 
