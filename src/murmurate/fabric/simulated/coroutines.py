@@ -70,11 +70,6 @@ class ThreadCoroutine:
             self._hub._control.release()
 
 
-def running(kind: CoroutineKind) -> Any:
-    """The running coroutine."""
-    return GreenletCoroutine() if kind == "greenlets" else ThreadCoroutine()
-
-
-def coroutine(kind: CoroutineKind, act: Callable[[], None], hub: Any) -> Coroutine:
-    """A coroutine that calls ``act``, and then continues ``hub``."""
-    return GreenletCoroutine(act, hub) if kind == "greenlets" else ThreadCoroutine(act, hub)
+# by kind: the class, called with nothing for the running coroutine, or with ``act``, which a coroutine calls,
+# and the hub that continues after it
+COROUTINES: dict[CoroutineKind, Any] = {"greenlets": GreenletCoroutine, "threads": ThreadCoroutine}

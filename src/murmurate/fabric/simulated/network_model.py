@@ -187,16 +187,7 @@ class FabricState:
     log: list[Event] | None = field(default_factory=list)
     has_finished: Callable[[int], bool] = lambda rank: False
 
-    def record(
-        self,
-        rank: int,
-        kind: str,
-        channel: str = "",
-        peer: int | None = None,
-        version: int | None = None,
-        members: tuple[int, ...] = (),
-        detail: Any = None,
-    ) -> None:
+    def record(self, *fields: Any, **more_fields: Any) -> None:
+        """Add an ``Event`` to the log. fields: its fields after the time."""
         if self.log is not None:
-            now = self.scheduler.now
-            self.log.append(Event(now, rank, kind, channel, peer, version, members, detail))
+            self.log.append(Event(self.scheduler.now, *fields, **more_fields))

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated.coroutines import Coroutine, CoroutineKind, coroutine, running
+from murmurate.fabric.simulated.coroutines import COROUTINES, Coroutine, CoroutineKind
 
 
 class Crashed(BaseException):
@@ -188,7 +188,7 @@ class Scheduler:
         ``FabricError`` at a deadlock.
         """
         self._failure, self._results, self._chosen = None, [None] * self._size, None
-        self._hub, self._grad_mode = running(self._kind), torch.is_grad_enabled()
+        self._hub, self._grad_mode = COROUTINES[self._kind](), torch.is_grad_enabled()
         for rank in self._living:
             self._begin(rank, roles[rank])
         while self._unfinished:
@@ -217,7 +217,7 @@ class Scheduler:
 
     def _begin(self, rank: int, role: Callable[[], Any]) -> None:
         act = functools.partial(self._run_role, rank, role)
-        self._coroutines[rank] = coroutine(self._kind, act, self._hub)
+        self._coroutines[rank] = COROUTINES[self._kind](act, self._hub)
         self._unfinished[rank] = None
         self._runnable.append(rank)
 
