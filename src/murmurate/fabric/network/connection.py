@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from murmurate.fabric.network.compression import WireCopy
 from murmurate.fabric.network.crypto import PeerRecord
@@ -25,9 +25,12 @@ from murmurate.fabric.network.frames import (
     Pipe,
     SilenceTimeout,
 )
-from murmurate.fabric.network.handshake import Credentials, Handshake, dial, may_listen
+from murmurate.fabric.network.handshake import Handshake, dial, may_listen
 from murmurate.fabric.network.send_queue import SendQueue, state_of
 from murmurate.fabric.network.shm_peer import ShmPeer
+
+if TYPE_CHECKING:
+    from murmurate.fabric.network.endpoint import Endpoint
 
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
@@ -38,42 +41,6 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0  # between attempts to 
 _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before its peer counts as silent
 
 
-class ConnectionOwner(Protocol):
-    """What a connection needs from its member. Methods are called with ``lock`` held unless they say so."""
-
-    lock: threading.RLock
-    credentials: Credentials
-    closed: bool
-
-    def allocate_payload(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
-        """A buffer for a payload (called without the lock); raises FrameRejected."""
-        ...
-
-    def deliver(self, connection: PeerConnection, frame: Frame) -> None: ...
-    def receive_announcement(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None: ...
-    def next_register_frame(self, connection: PeerConnection) -> Frame | None:
-        """A frame with the newest version of a vector that this peer has requested; None if there is none."""
-        ...
-
-    def refuse(self, cause: str, sentence: str, rank: int | None = None) -> None:
-        """Count and log a refusal (called with or without the lock)."""
-        ...
-
-    def current_record(self, rank: int) -> PeerRecord | None:
-        """The peer's record as it is now at the rendezvous (called without the lock)."""
-        ...
-
-    def local_peer_found(self, connection: PeerConnection) -> None:
-        """The peer, in this incarnation, is local: each can read the other's shared memory."""
-        ...
-
-    def peer_restarted(self, connection: PeerConnection) -> None: ...
-
-    def notify(self) -> None:
-        """Wake all threads that wait for a condition."""
-        ...
-
-
 class PeerConnection:
     """One end of a connection. ``post`` and ``announce`` never wait; two threads send and receive.
 
@@ -82,7 +49,7 @@ class PeerConnection:
     frame is left to the sending thread, which sends it while the posting thread still copies the payload.
     """
 
-    def __init__(self, owner: ConnectionOwner, record: PeerRecord) -> None:
+    def __init__(self, owner: Endpoint, record: PeerRecord) -> None:
         self.record = record
         self.peer = record.rank
         self.dead = False  # the peer's host says that no process listens there any more
@@ -348,7 +315,7 @@ class PeerConnection:
         silent_seconds = 0.0
         try:
             while True:
-                frame = pipe.receive(lambda frame, length: owner.allocate_payload(self, frame, length))
+                frame = pipe.receive(owner.allocate_payload)
                 with owner.lock:
                     if self._pipe is not pipe:
                         return

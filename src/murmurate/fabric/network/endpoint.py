@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from murmurate.buffers import Pool
 from murmurate.fabric.interface import FabricError
@@ -27,23 +27,14 @@ from murmurate.fabric.processes.run_state import RunState
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from murmurate.fabric.network.channel import NetworkChannel
+
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
 _JOIN_SECONDS = 2.0
 # how long to wait for a valid record in place of one made with another secret, perhaps by an earlier process
 _REFUSED_SECONDS = 5.0
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # between two polls of shared memory
-
-
-class Receiver(Protocol):
-    """A channel, as the endpoint uses it. All methods are called with the endpoint's lock held."""
-
-    def allocate_payload(self, frame: Frame, length: int) -> Any: ...
-    def deliver(self, sender: int, frame: Frame) -> None: ...
-    def receive_announcement(self, sender: int, key: str, rest: tuple[str, ...], value: Any) -> None: ...
-    def next_register_frame(self, peer: int) -> Frame | None: ...
-    def local_peer_found(self, peer: int) -> None: ...
-    def peer_restarted(self, peer: int) -> None: ...
 
 
 class Endpoint:
@@ -74,7 +65,7 @@ class Endpoint:
         self._run_state = run_state
         place = f"murmurate/{credentials.run.hex()}/{credentials.epoch}"
         self._store = AuthenticatedStore(store, place, credentials.secret)
-        self._channels: dict[bytes, Receiver] = {}
+        self._channels: dict[bytes, NetworkChannel] = {}
         self.pending = PendingMessages(size)
         self._next_channel: dict[int, int] = {}  # by peer: the channel whose turn it is to send
         self._listener = Listener(address, size, self._accept, self.refuse)
@@ -145,6 +136,7 @@ class Endpoint:
         return record, ""
 
     def current_record(self, rank: int) -> PeerRecord | None:
+        """The record of ``rank`` as it is now at the rendezvous."""
         try:
             return self._read_record(rank)[0]
         except RuntimeError:  # the store has gone; connections do not need it any more
@@ -182,9 +174,10 @@ class Endpoint:
         connection.replace(record)
         return record
 
-    # -- called by connections --------------------------------------------------------------------
+    # -- called by connections, with the lock held unless it says otherwise -------------------------
 
-    def allocate_payload(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
+    def allocate_payload(self, frame: Frame, length: int) -> Any:
+        """A buffer for a payload; without the lock. Raises FrameRejected."""
         with self.lock:
             # until this member has made the channel, its peers wait, as the connection is not read
             self.changed.wait_for(
@@ -218,7 +211,8 @@ class Endpoint:
             self.pending.keep_announcement(connection.peer, key, value)
 
     def next_register_frame(self, connection: PeerConnection) -> Frame | None:
-        """See ``ConnectionOwner.next_register_frame``. The channels take turns."""
+        """A frame with the newest version of a vector that this peer has requested, or None. The channels
+        take turns."""
         channels = list(self._channels.values())
         start = self._next_channel.get(connection.peer, 0)
         for step in range(len(channels)):
@@ -230,7 +224,8 @@ class Endpoint:
         return None
 
     def refuse(self, cause: str, sentence: str, rank: int | None = None) -> None:
-        """Count a refusal; log the 1st, 2nd, 4th, 8th ... of each cause, so that the log stays short."""
+        """Count a refusal; log the 1st, 2nd, 4th, 8th ... of each cause, so that the log stays short. May be
+        called without the lock."""
         with self.lock:
             self.refused[cause] += 1
             count = self.refused[cause]
@@ -239,6 +234,7 @@ class Endpoint:
             log.warning("refused [%s, no. %d]%s: %s", cause, count, who, sentence)
 
     def local_peer_found(self, connection: PeerConnection) -> None:
+        """The peer, in this incarnation, is local: each can read the other's shared memory."""
         for channel in self._channels.values():
             channel.local_peer_found(connection.peer)
 
@@ -248,11 +244,12 @@ class Endpoint:
             channel.peer_restarted(connection.peer)
 
     def notify(self) -> None:
+        """Wake all threads that wait for a condition."""
         self.changed.notify_all()
 
     # -- called by channels -----------------------------------------------------------------------
 
-    def add_channel(self, identity: bytes, channel: Receiver) -> None:
+    def add_channel(self, identity: bytes, channel: NetworkChannel) -> None:
         """Deliver to ``channel`` all its frames from now on, and those that arrived before it was made."""
         with self.lock:
             if identity in self._channels:

@@ -14,11 +14,12 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from murmurate.buffers import Bytes
+from murmurate.fabric.network.compression import CopyReader, WireCopy
 from murmurate.fabric.network.crypto import TAG_BYTES, AeadStream, InvalidTag
 from murmurate.fabric.network.shm_peer import ADDRESS, RegionAddress, ShmPeer
 
@@ -61,11 +62,7 @@ class SilenceTimeout(Closed):
     """No byte arrived for as long as a connection may be silent."""
 
 
-class PayloadSource(Protocol):
-    """A payload that is still being copied (see ``compression.WireCopy``)."""
-
-    def read(self, start: int, stop: int) -> memoryview: ...
-    def copy_up_to(self, stop: int) -> None: ...
+PayloadSource = WireCopy | CopyReader  # a payload that is still being copied
 
 
 @dataclass

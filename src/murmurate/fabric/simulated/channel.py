@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from murmurate.fabric.simulated.network_model import FabricState
 from murmurate.fabric.simulated.register import SimulatedRegister
 from murmurate.fabric.simulated.scheduler import Wait
 
+if TYPE_CHECKING:
+    from murmurate.fabric.simulated.fabric import Member
+
 
 @dataclass(eq=False)
 class ChannelState:
@@ -43,26 +46,13 @@ class ChannelState:
     memory: dict[str, Tensor] = field(default_factory=dict)
 
 
-class ChannelOwner(Protocol):
-    """The member that owns a channel. While it is ``alone``, its collectives involve no other member.
-
-    exchanging_seconds: virtual time spent on transfers, without the time spent waiting for other members.
-    """
-
-    alone: bool
-    exchanging_seconds: float
-
-    @property
-    def rank(self) -> int: ...
-
-
 class SimulatedChannel:
     """One member's ``Channel``. Other members may run at the start of each method, but then none until the
     method returns, except while it waits."""
 
     def __init__(
         self,
-        owner: ChannelOwner,
+        owner: Member,
         fabric: FabricState,
         state: ChannelState,
         capabilities: frozenset[Capability],

@@ -160,7 +160,7 @@ class SimulatedFabric:
         self._state.links.partitions.append(partition)
 
     def revive(self, rank: int, role: Callable[[Member], Any], like: int) -> None:
-        """Start a dead or absent rank, which is alone (see ``ChannelOwner``) until ``Member.join``.
+        """Start a dead or absent rank, which is alone (see ``Member``) until ``Member.join``.
 
         Collectives include it from now on: the first one that it calls is matched with the next one of rank
         ``like``. So, under strategies that use collectives, call this when all living members have called the
@@ -202,7 +202,11 @@ class SimulatedFabric:
 
 
 class Member:
-    """One member's ``Fabric``, which can also let virtual time pass and write into the fabric's log."""
+    """One member's ``Fabric``, which can also let virtual time pass and write into the fabric's log.
+
+    While it is ``alone``, its collectives involve no other member. exchanging_seconds: virtual time spent on
+    transfers, without the time spent waiting for other members.
+    """
 
     def __init__(self, fabric: SimulatedFabric, rank: int) -> None:
         self._fabric, self.rank, self.size, self.capabilities = fabric, rank, fabric.size, fabric.capabilities
