@@ -27,7 +27,6 @@ from murmurate.errors import MissingExtra
 from murmurate.fabric.interface import (
     Capability,
     FabricError,
-    Message,
     Traffic,
     check_shape,
     checked_group,
@@ -162,31 +161,7 @@ class XlaChannel:
             "shared memory. Use a synchronous strategy such as all-reduce."
         )
 
-    def send(
-        self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
-    ) -> bool:
-        self._refuse()
-
-    def receive(self, tag: str) -> Message | None:
-        self._refuse()
-
-    def wait(self, tag: str, deadline_seconds: float) -> Message | None:
-        self._refuse()
-
-    def publish(self, x: Tensor) -> int:
-        self._refuse()
-
-    def version(self, peer: int) -> int:
-        self._refuse()
-
-    def peek(self, peer: int) -> tuple[Tensor, int]:
-        self._refuse()
-
-    def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
-        self._refuse()
-
-    def shared(self, key: str, like: Tensor) -> Tensor:
-        self._refuse()
+    send = receive = wait = publish = version = peek = wait_newer = shared = _refuse
 
 
 def partition(group: Sequence[int], size: int) -> list[list[int]]:
