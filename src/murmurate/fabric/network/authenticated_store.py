@@ -59,15 +59,12 @@ class AuthenticatedStore:
         """The keys below ``name`` in this part, over the same connection."""
         return AuthenticatedStore(self._store, f"{self._place}/{name}", self._secret)
 
-    def clone(self) -> AuthenticatedStore:
-        """The same part of the store, over a connection of its own."""
-        return AuthenticatedStore(self._store.clone(), self._place, self._secret)
-
     def set(self, key: str, content: bytes) -> None:
         """Write a value, with a sequence number above that of the value before."""
         if key not in self._written:  # an earlier process of this writer may have written it
             with contextlib.suppress(Unauthentic):
-                self._written[key] = self._sequence_of(key) if self.check(key) else 0
+                if self.check(key):
+                    self._written[key], _ = self._split(key, self._store.get(self._full_key(key)))
         number = self._written[key] = self._written.get(key, 0) + 1
         head = _SEQUENCE.pack(number)
         self._store.set(self._full_key(key), self._digest(key, head + content) + head + content)
@@ -118,9 +115,6 @@ class AuthenticatedStore:
         ):
             raise Unauthentic(self._full_key(key), "was not written with this run's secret", content)
         return _SEQUENCE.unpack_from(signed)[0], content
-
-    def _sequence_of(self, key: str) -> int:
-        return self._split(key, self._store.get(self._full_key(key)))[0]
 
     def _full_key(self, key: str) -> str:
         return f"{self._place}/{key}"

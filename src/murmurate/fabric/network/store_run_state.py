@@ -29,8 +29,8 @@ class StoreRunState(RunState):
 
     leads: this process also writes the launcher's cells (stop, checkpoint, which members are alive).
     env_steps: by rank, those of the checkpoint that the members go on from.
-    store: must have a connection of its own (``store.clone()``), as other waits on the same connection would
-    delay the run state.
+    store: must have a connection of its own (a clone of the c10d store), as other waits on the same
+    connection would delay the run state.
 
     Raises FabricError if the leader has not opened the run state within ``deadline_seconds``, Unauthentic if
     it was opened with another secret, and RuntimeError if the store does not answer.
