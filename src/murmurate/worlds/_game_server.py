@@ -87,8 +87,7 @@ class Settings:
 
     game: "module:Class" of a ``Game``, made with ``options``; its import must not import torch.
     name: of the world, for messages. size: number of games. first: number of the first game, for messages.
-    frame: shape of a frame. dtype: dtype of frames, uint8 or
-    float32.
+    frame: shape of a frame. dtype: dtype of frames, uint8 or float32.
     action: shape of an action; () where it is a number.
     screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
     hang_seconds: time after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).

@@ -1,4 +1,4 @@
-"""Checks the numbers that environments give: rewards, and the values of observations.
+"""Checks the numbers that environments give, rewards and the values of observations, and those of actions.
 
 Imports no torch, so that the game server (``_game_server.py``) can use it.
 """
@@ -47,6 +47,12 @@ def checked_numbers(values: Any, dtype: Any, place: str) -> npt.NDArray[Any]:
             "is of uint8: return these, or change the space"
         )
     return array
+
+
+def check_actions(action: npt.NDArray[Any], count: int, name: str) -> None:
+    """Raise ``ValueError`` for a number that is no action of the world ``name``, which has ``count``."""
+    if action.min() < 0 or action.max() >= count:
+        raise ValueError(f"{name} has actions 0 to {count - 1}, got {action.tolist()}")
 
 
 def _are_bytes(array: npt.NDArray[Any]) -> bool:

@@ -37,7 +37,7 @@ def target_of(function: Callable[..., Any]) -> tuple[str, str]:
     module = sys.modules.get(module_name)
     target = folder = ""
     # equal, and not the same: a class method is another object each time
-    if path and module is not None and _attribute(module, path) == function:
+    if path and module is not None and modules.attribute_at(module, path) == function:
         file, spec = getattr(module, "__file__", None) or "", getattr(module, "__spec__", None)
         if module_name == "__main__" and spec is not None:  # started by python -m
             module_name = spec.name
@@ -165,12 +165,6 @@ def _imported(file: str, path: str) -> Callable[..., Any] | None:
     executed again; None if there is none. What ``modules.load_file`` loaded is its own to find."""
     for name, module in list(sys.modules.items()):
         if getattr(module, "__dict__", {}).get("__file__") == file and not name.startswith(modules.FILE):
-            function = _attribute(module, path)
+            function = modules.attribute_at(module, path)
             return function if callable(function) else None
     return None
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return module

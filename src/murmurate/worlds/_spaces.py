@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gymnasium.spaces.utils import flatten, flatten_space
 
 from murmurate.errors import Refusal
-from murmurate.worlds._numbers import checked_numbers
+from murmurate.worlds._numbers import check_actions, checked_numbers
 
 spaces = gymnasium.spaces
 JOINT_ACTIONS = 1024  # default of ``joint_actions`` in ``action_format``
@@ -206,7 +206,7 @@ def action_format(space: Any, name: str, joint_actions: int = JOINT_ACTIONS) -> 
     if len(counts) == 1 or total <= joint_actions:
 
         def convert_numbers(action: npt.NDArray[Any]) -> Sequence[Any]:
-            _check_range(action, total, name)
+            check_actions(action, total, name)
             rows = np.stack(np.unravel_index(action, counts), -1)
             return [_take_action(space, iter(row)) for row in rows]
 
@@ -354,16 +354,11 @@ def _discrete_actions(space: Any, name: str) -> ActionFormat:
     count, start = int(space.n), int(space.start)
 
     def convert(action: npt.NDArray[Any]) -> Sequence[Any]:
-        _check_range(action, count, name)
+        check_actions(action, count, name)
         numbers: list[int] = action.tolist()
         return [number + start for number in numbers] if start else numbers
 
     return ActionFormat(count, (), (), (), (), convert)
-
-
-def _check_range(action: npt.NDArray[Any], count: int, name: str) -> None:
-    if action.min() < 0 or action.max() >= count:
-        raise ValueError(f"{name} has actions 0 to {count - 1}, got {action.tolist()}")
 
 
 def _vector_actions(

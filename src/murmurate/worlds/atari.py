@@ -19,6 +19,7 @@ from torch import Tensor
 from murmurate import errors
 from murmurate.ranges import NonNegativeInt, Range, StackLength, UnitInterval, check_ranges
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds._numbers import check_actions
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, SimulatorWorld, first_step
@@ -190,10 +191,7 @@ class AtariSimulators:
     def send(self, action: Tensor) -> None:
         chosen = action.numpy()
         # An invalid action would silently end ALE's worker thread, and ``receive`` would never return.
-        if chosen.min() < 0 or chosen.max() >= self.spec.actions:
-            raise ValueError(
-                f"{self.spec.name} has actions 0 to {self.spec.actions - 1}, got {action.tolist()}"
-            )
+        check_actions(chosen, self.spec.actions, self.spec.name)
         self._env.send(chosen)
         if self._picture_env is not None:
             self._picture_env.send(chosen)

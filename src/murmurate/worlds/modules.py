@@ -140,14 +140,19 @@ def being_loaded() -> str:
 def attribute(module: ModuleType, path: str, purpose: str) -> Callable[..., Any]:
     """The callable at ``path`` ("make_env", "Outer.Inner") in ``module``. Raises ``Refusal`` if there is
     none."""
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name, None)
+    value = attribute_at(module, path)
     if not callable(value):
         place = getattr(module, "__file__", None) or module.__name__
         raise Refusal(f"{purpose} needs the class or function '{path}', and there is none in {place}.")
     function: Callable[..., Any] = value
     return function
+
+
+def attribute_at(module: Any, path: str) -> Any:
+    """None where there is none."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
 
 
 def folder_of(name: str, module: ModuleType) -> str:

@@ -83,10 +83,7 @@ def world_name(env: str) -> str:
     if not module_name:
         return _gym_env.PREFIX + env if env in gymnasium.registry else env
     module, _ = modules.import_module(module_name, "", f"The environment {env}")
-    value: Any = module
-    for attribute in path.split("."):
-        value = getattr(value, attribute, None)
-    if callable(value):
+    if callable(modules.attribute_at(module, path)):
         return PREFIX + env
     if path not in gymnasium.registry:
         near = difflib.get_close_matches(path, [*vars(module), *gymnasium.registry], n=1, cutoff=0.6)

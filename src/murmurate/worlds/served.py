@@ -31,6 +31,7 @@ from murmurate.buffers import Pool, as_tensor
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds import _game_server as server
 from murmurate.worlds._game_server import Settings, Shared
+from murmurate.worlds._numbers import check_actions
 from murmurate.worlds.array_trees import to_arrays, to_tensors
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
@@ -126,10 +127,7 @@ class ServedSimulators:
             flat = chosen.reshape(self.size, -1)
             clipped: npt.NDArray[Any] = np.clip(flat, self._low, self._high)
             return clipped.astype(np.float32)
-        if chosen.min() < 0 or chosen.max() >= self.spec.actions:
-            raise ValueError(
-                f"{self.spec.name} has actions 0 to {self.spec.actions - 1}, got {action.tolist()}"
-            )
+        check_actions(chosen, self.spec.actions, self.spec.name)
         return chosen.astype(np.int64)
 
     def receive(self) -> TimeStep:
