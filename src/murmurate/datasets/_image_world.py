@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from murmurate.datasets.image_set import ImageData, image_spec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from murmurate.datasets.image_files import read_images
+from murmurate.datasets.image_set import ImageData, part_indices
 from murmurate.datasets.interface import Split
 from murmurate.spec import EnvSpec, World
 
@@ -40,7 +45,16 @@ class ImageWorld(World):
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
         """An observation is an image [C, H, W] in uint8; ``actions`` is the number of classes."""
         counts = self.load().counts() if fingerprint is None else fingerprint
-        return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
+        train, _, _ = part_indices(counts, self.validation, self.test, self.split_seed)
+        channels, height, width = (int(size) for size in counts["shape"])
+        return EnvSpec(
+            self.name,
+            (channels, height, width),
+            torch.uint8,
+            actions=len(counts["classes"]),
+            channels=channels,
+            examples=len(train),
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """See ``ImageData.fingerprint``."""
@@ -48,3 +62,19 @@ class ImageWorld(World):
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
         self.load().check(self.path, fingerprint, thorough)
+
+
+class ImageFilesWorld(ImageWorld):
+    """Images in files that are decoded when they are read."""
+
+    size: int
+    shortest: int
+
+    def skipped(self) -> tuple[str, dict[str, int]] | None:
+        """What was left out of the index; other damaged images are found only when they are decoded."""
+        return self.load().skipped_images()
+
+    def images(self, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> NDArray[np.uint8]:
+        """Other image files as the learner sees images in evaluation: uint8 [n, 3, size, size], for
+        ``predict`` (see ``read_images``, also for what is raised)."""
+        return read_images(files, self.size, self.shortest)

@@ -6,7 +6,7 @@ import errno
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._files import is_clutter
 from murmurate.datasets._image_decoding import Place
-from murmurate.datasets._image_world import ImageWorld
-from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
+from murmurate.datasets._image_world import ImageFilesWorld
+from murmurate.datasets.image_files import ImageFiles, bad_image
 from murmurate.datasets.image_set import ImageData, digest_of, refuse_unlearned
 from murmurate.errors import Refusal, cause_of
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
@@ -33,7 +33,7 @@ _OTHER_PARTS = {"training": "train", "testing": "test"}  # names that are refuse
 
 
 @dataclass(frozen=True)
-class FolderWorld(ImageWorld):
+class FolderWorld(ImageFilesWorld):
     """Image files (JPEG, PNG, WebP or BMP) in one folder for each class.
 
     path: folder with ``train`` and ``val``, and optionally ``test``, each with one folder for each class; or
@@ -64,15 +64,6 @@ class FolderWorld(ImageWorld):
         if not self.path:
             raise Refusal("say where the images are: --world.path FOLDER, with a folder of each class.")
         return _read(Path(self.path), self.size, self.shortest, self.skip_bad).with_test(self.test)
-
-    def skipped(self) -> tuple[str, dict[str, int]] | None:
-        """Files that are empty or of other types; damaged files are found only when they are decoded."""
-        return self.load().skipped_images()
-
-    def images(self, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> NDArray[np.uint8]:
-        """Other image files as the learner sees images in evaluation: uint8 [n, 3, size, size], for
-        ``predict`` (see ``read_images``, also for what is raised)."""
-        return read_images(files, self.size, self.shortest)
 
 
 def check_sizes(size: int, shortest: int) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from murmurate.datasets.interface import Split, Subset, other_data, split_indices
 from murmurate.errors import Refusal
-from murmurate.spec import EnvSpec
 
 _BLOCK = 1 << 12  # images that are hashed at a time
 
@@ -118,7 +117,7 @@ class ImageData:
 
         validation, test: number of images to draw or, below 1, share of the training part.
         """
-        train_indices, validation_indices, test_indices = _part_indices(self.counts(), validation, test, seed)
+        train_indices, validation_indices, test_indices = part_indices(self.counts(), validation, test, seed)
         return Split(
             Subset(self.train, train_indices),
             Subset(self.train, validation_indices) if self.validation is None else self.validation,
@@ -176,7 +175,7 @@ def digest_of(arrays: Iterable[NDArray[Any]], words: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _part_indices(
+def part_indices(
     counts: Mapping[str, Any], validation: float, test: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Indices in the training part: (images to train on, images for validation, images for the test)."""
@@ -185,23 +184,6 @@ def _part_indices(
         validation if counts["validation"] is None else 0,
         test if counts["test"] is None else 0,
         seed,
-    )
-
-
-def image_spec(
-    name: str, counts: Mapping[str, Any], validation: float, seed: int, test: float = 0
-) -> EnvSpec:
-    """The spec of a data set with these counts: observations are images [C, H, W] in uint8, ``actions`` is
-    the number of classes."""
-    train, _, _ = _part_indices(counts, validation, test, seed)
-    channels, height, width = (int(size) for size in counts["shape"])
-    return EnvSpec(
-        name,
-        (channels, height, width),
-        torch.uint8,
-        actions=len(counts["classes"]),
-        channels=channels,
-        examples=len(train),
     )
 
 

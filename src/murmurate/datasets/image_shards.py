@@ -10,7 +10,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -22,10 +22,10 @@ from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._files import is_clutter, state_of
 from murmurate.datasets._image_decoding import Place, read_encoded
 from murmurate.datasets._image_headers import ImageError
-from murmurate.datasets._image_world import ImageWorld
+from murmurate.datasets._image_world import ImageFilesWorld
 from murmurate.datasets._record_errors import refuse_unreadable
 from murmurate.datasets._tar_files import CompressedTar, Member, TarError, members, name_at
-from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
+from murmurate.datasets.image_files import ImageFiles, bad_image
 from murmurate.datasets.image_folder import SUFFIXES, check_sizes
 from murmurate.datasets.image_set import ImageData, digest_of, refuse_unlearned
 from murmurate.errors import Refusal
@@ -40,7 +40,7 @@ _NAMED_KEYS = f"{', '.join(_LABEL_KEYS[:-1])} or {_LABEL_KEYS[-1]}"
 
 
 @dataclass(frozen=True)
-class ShardsWorld(ImageWorld):
+class ShardsWorld(ImageFilesWorld):
     """Images in uncompressed tar files in WebDataset's layout, labelled by ``key.cls`` (a number in text) or
     ``key.json`` (with the label as ``cls``, ``label``, ``class`` or ``target``).
 
@@ -83,15 +83,6 @@ class ShardsWorld(ImageWorld):
         state = state_of(*(path for pattern in patterns if pattern for path in expand(pattern)))
         data = _read(*patterns, self.classes, self.size, self.shortest, self.skip_bad, state)
         return data.with_test(self.test)
-
-    def skipped(self) -> tuple[str, dict[str, int]] | None:
-        """What was left out of the index; damaged images are found only when they are decoded."""
-        return self.load().skipped_images()
-
-    def images(self, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> NDArray[np.uint8]:
-        """Other image files as the learner sees images in evaluation: uint8 [n, 3, size, size], for
-        ``predict`` (see ``read_images``, also for what is raised)."""
-        return read_images(files, self.size, self.shortest)
 
 
 @dataclass(frozen=True, eq=False)
