@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from murmurate import native
 
-_BITS = {torch.bfloat16: 16, torch.float32: 32}
+BITS = {torch.bfloat16: 16, torch.float32: 32}
 _PLAIN = (Tensor, nn.Parameter)  # a subclass may have no memory that the kernels can read
 _MOST_CHANNELS = 1024  # the kernels' limit for a frame (native/blocks.hpp)
 
@@ -40,7 +40,7 @@ def to_blocks(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
     """uint8 [B, C, H, W], H and W multiples of 4, to ``dtype`` [B, 16 C, H / 4, W / 4], channels last; None
     if the kernel cannot do it."""
     kernels = native.kernels
-    if kernels is None or dtype not in _BITS or is_traced() or not _is_readable(observation):
+    if kernels is None or dtype not in BITS or is_traced() or not is_readable(observation):
         return None
     batch, channels, height, width = observation.shape
     if channels > _MOST_CHANNELS:
@@ -48,7 +48,7 @@ def to_blocks(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
     rows = rows_of(observation)
     out = torch.empty((batch, height // 4, width // 4, 16 * channels), dtype=dtype, device=rows.device)
     shape = (channels, height, width)
-    kernels.lay_frames(rows.data_ptr(), rows.stride(0), shape, batch, _BITS[dtype], out.data_ptr())
+    kernels.lay_frames(rows.data_ptr(), rows.stride(0), shape, batch, BITS[dtype], out.data_ptr())
     return out.permute(0, 3, 1, 2)
 
 
@@ -107,14 +107,14 @@ def is_traced() -> bool:
     )
 
 
-def _is_readable(x: Tensor) -> bool:
+def is_readable(x: Tensor) -> bool:
     """Whether the kernels can read ``x`` at its address."""
     return type(x) in _PLAIN and x.is_cpu
 
 
 def _checked(x: Tensor) -> Tensor:
     """``x``, a saved tensor, in the layout that the kernels read, which a hook on it may have changed."""
-    if x.dtype != torch.bfloat16 or not _is_readable(x):
+    if x.dtype != torch.bfloat16 or not is_readable(x):
         raise RuntimeError(
             f"a hook on saved tensors returned {x.dtype} on {x.device} for torch.bfloat16 on the CPU: let it "
             "keep dtype and device, or set MURMURATE_NATIVE=off"
@@ -127,7 +127,7 @@ def _is_supported(blocks: Tensor, parameters: Sequence[Tensor]) -> bool:
     if blocks.dtype != torch.bfloat16 or blocks.requires_grad or not len(blocks):
         return False
     for x in (blocks, *parameters):
-        if x.dtype != torch.bfloat16 or not _is_readable(x):
+        if x.dtype != torch.bfloat16 or not is_readable(x):
             return False
         if not (x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()):
             return False

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from murmurate import native
-from murmurate.nets._conv_kernels import is_traced
+from murmurate.nets._conv_kernels import BITS, is_readable, is_traced
 
-_BITS = {torch.bfloat16: 16, torch.float32: 32}
-_PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have no memory that the kernels can read
 _MOST_CHANNELS = 1 << 16  # the kernels' limit (native/normalize.hpp)
 
 
@@ -19,7 +17,7 @@ def can_process(x: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernels can process ``x`` [B, C, H, W] and ``residual``: both must be dense, channels last,
     of the same shape and dtype (bfloat16 or float32), of at most 65,536 channels and in host memory, and
     torch must neither record nor transform operations."""
-    if native.kernels is None or is_traced() or x.dtype not in _BITS or not x.numel():
+    if native.kernels is None or is_traced() or x.dtype not in BITS or not x.numel():
         return False
     if x.shape[1] > _MOST_CHANNELS or not _is_readable(x):
         return False
@@ -78,7 +76,7 @@ def _kernels() -> Any:
 
 def _size(x: Tensor) -> tuple[int, int, int]:
     """(values of a channel, channels, bits of a value)."""
-    return x.numel() // x.shape[1], x.shape[1], _BITS[x.dtype]
+    return x.numel() // x.shape[1], x.shape[1], BITS[x.dtype]
 
 
 def _addresses(*tensors: Tensor | None) -> list[int]:
@@ -86,4 +84,4 @@ def _addresses(*tensors: Tensor | None) -> list[int]:
 
 
 def _is_readable(x: Tensor) -> bool:
-    return type(x) in _PLAIN and x.is_cpu and x.is_contiguous(memory_format=torch.channels_last)
+    return is_readable(x) and x.is_contiguous(memory_format=torch.channels_last)
