@@ -23,6 +23,7 @@ from murmurate.datasets.interface import ExampleSet
 from murmurate.ranges import OpenUnitInterval, Range
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import LearnerConfig
 from murmurate.spec import Batch, Outcome
 
 Estimate = TypeVar("Estimate", covariant=True)
@@ -166,13 +167,20 @@ class ConjugateLearner(Generic[Estimate]):
             self._validation_metrics = dict(state.get("validated", {}))
 
 
-def adapted_to(config: Any, strategy: Any) -> Any:
-    """``strategy`` for a model: under the step rule ``paper``, a strategy with its own step size (DPSGD's
-    rho) takes it from the model's config."""
-    return strategy.with_model_steps(config.rate) if config.step_rule == "paper" else strategy
+class ConjugateConfig(LearnerConfig):
+    """Step sizes of these models, whose configs have the fields below."""
 
+    step_rule: StepRule
+    rate: float
+    delay: float
+    forgetting: float
 
-def step_size(t: int, rule: StepRule, *, rate: float, delay: float, forgetting: float) -> float:
-    """The step size eta after ``t`` updates: (delay + t) ** -forgetting under the Robbins-Monro rule, else
-    ``rate``."""
-    return float((delay + t) ** -forgetting) if rule == "robbins-monro" else rate
+    def eta(self, t: int) -> float:
+        """The local step size after ``t`` updates, before a strategy scales it."""
+        is_decreasing = self.step_rule == "robbins-monro"
+        return float((self.delay + t) ** -self.forgetting) if is_decreasing else self.rate
+
+    def adapted(self, strategy: Any) -> Any:
+        """Under the step rule ``paper``, a strategy with its own step size (DPSGD's rho) takes it from
+        here."""
+        return strategy.with_model_steps(self.rate) if self.step_rule == "paper" else strategy

@@ -7,7 +7,7 @@ is in ``workloads.conjugate``, the formulas are in ``losses.mixture``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,16 +26,9 @@ from murmurate.losses.mixture import (
 )
 from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, check_ranges
 from murmurate.replica.sparse import Rows
-from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec, Examples, derive_seed
-from murmurate.workloads.conjugate import (
-    ConjugateLearner,
-    StepDelay,
-    StepRule,
-    StepSize,
-    adapted_to,
-    step_size,
-)
+from murmurate.workloads.conjugate import ConjugateConfig, ConjugateLearner, StepDelay, StepRule, StepSize
 from murmurate.workloads.mixture import Mixture, centred
 
 _INIT_ROWS = 20_000  # the most rows from which the prior and the initial parameters are computed
@@ -43,7 +36,7 @@ _LLOYD_STEPS = 10
 
 
 @dataclass(frozen=True)
-class MixtureModel(LearnerConfig):
+class MixtureModel(ConjugateConfig):
     """Hyper-parameters of the model and of its inference.
 
     components: number of components, K; superfluous components get weights near 0. batch: number of rows in
@@ -85,13 +78,6 @@ class MixtureModel(LearnerConfig):
     @property
     def requires(self) -> Examples:
         return Examples(self.batch, "rows")
-
-    def eta(self, t: int) -> float:
-        """The local step size after ``t`` updates, before a strategy scales it."""
-        return step_size(t, self.step_rule, rate=self.rate, delay=self.delay, forgetting=self.forgetting)
-
-    def adapted(self, strategy: Any) -> Any:
-        return adapted_to(self, strategy)
 
     def check(self, columns: int) -> None:
         """Raise ValueError for hyper-parameters out of range."""

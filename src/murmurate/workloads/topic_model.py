@@ -29,16 +29,9 @@ from murmurate.ranges import (
 )
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
-from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec, Examples, derive_seed
-from murmurate.workloads.conjugate import (
-    ConjugateLearner,
-    StepDelay,
-    StepRule,
-    StepSize,
-    adapted_to,
-    step_size,
-)
+from murmurate.workloads.conjugate import ConjugateConfig, ConjugateLearner, StepDelay, StepRule, StepSize
 from murmurate.workloads.topics import NothingHeldOut, Topics
 
 # with init "documents", how many documents each topic is initialised from, and their share of its words
@@ -46,7 +39,7 @@ _SEED_DOCUMENTS, _SEED_SHARE = 2, 0.1
 
 
 @dataclass(frozen=True)
-class TopicModel(LearnerConfig):
+class TopicModel(ConjugateConfig):
     """Hyper-parameters of the model and of its inference.
 
     topics: number of topics, K. batch: number of documents in an update, G.
@@ -87,13 +80,6 @@ class TopicModel(LearnerConfig):
     @property
     def requires(self) -> Examples:
         return Examples(self.batch, shrinks=self.eta(0))  # lambda <- (1 - eta) lambda + eta lambda-hat
-
-    def eta(self, t: int) -> float:
-        """The local step size after ``t`` updates, before a strategy scales it."""
-        return step_size(t, self.step_rule, rate=self.rate, delay=self.delay, forgetting=self.forgetting)
-
-    def adapted(self, strategy: Any) -> Any:
-        return adapted_to(self, strategy)
 
     def vector_bytes(self, spec: EnvSpec) -> int:
         return 4 * (spec.observation_shape[0] + 1) * width_for(self.topics)
