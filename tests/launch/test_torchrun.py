@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,7 +18,9 @@ from faults.commands import Command
 from launch.test_inline import params
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
-from murmurate.launch import launcher
+from murmurate.fabric.processes.spawn import REFUSED, Exit
+from murmurate.launch import launcher, torchrun
+from murmurate.launch.host_memory import Process
 from murmurate.recipes import recipe
 from murmurate.training import checkpoint
 
@@ -228,6 +232,26 @@ def test_ranks_do_not_outlive_torchrun(tmp_path: Path) -> None:
         command.learning(2)
         command.process.kill()
         command.leaves_nothing()
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_refusal_names_the_host_and_is_heard_before_its_silence(elsewhere: bool) -> None:
+    """Rank 0 printed what another host had said of "this host", after 30 s."""
+    mine = Process.this()
+    process = dataclasses.replace(mine, host="another") if elsewhere else mine
+    elastic = SimpleNamespace(
+        others={1: SimpleNamespace(process=process, name="host-b")},
+        process=mine,
+        reported=lambda rank: Exit(REFUSED, "this host cannot listen at nosuch"),
+    )
+    host = SimpleNamespace(
+        is_gone=lambda *_: not elsewhere, run_state=SimpleNamespace(has_saved=lambda *_: False)
+    )
+    with pytest.raises(Refusal) as refusal:
+        torchrun._raise_ends(elastic, host, None)  # type: ignore[arg-type]
+    assert str(refusal.value) == "on host-b: " * elsewhere + "this host cannot listen at nosuch"
+    host.run_state.has_saved = lambda *_: True
+    torchrun._raise_ends(elastic, host, None)  # type: ignore[arg-type]
 
 
 # -- before anything is changed ---------------------------------------------------------------------------

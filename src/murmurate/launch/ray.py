@@ -243,7 +243,9 @@ class RayJob:
         except self.ray.exceptions.RayError as error:
             raise self.coordinator.failed(rank, first_line(error)) from error
         if end.how == REFUSED:
-            raise Refusal(end.error)
+            worker = self.workers[rank]
+            elsewhere = worker.process.host != self.spec.leader.host
+            raise Refusal(f"on {worker.name}: " * elsewhere + end.error)  # which speaks of "this host"
         if end.how != FINISHED:
             raise self.coordinator.failed(rank, end.error)
 

@@ -149,11 +149,7 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
         for role in roles:
             if role.exit is not None:
                 _raise_failure(role.rank, role.exit, coordinator)
-        for rank, peer in elastic.others.items():
-            gone = host.is_gone(rank, peer.process, _SILENT_SECONDS)
-            if gone and not run_state.has_saved(rank, FINAL_REQUEST):
-                _raise_failure(rank, elastic.reported(rank), coordinator)
-                _raise_death(rank, peer, elastic.environment, coordinator)
+        _raise_ends(elastic, host, coordinator)
         members = [EngineMember(role.rank, elastic.process) for role in roles]
         members += [EngineMember(rank, peer.process) for rank, peer in elastic.others.items()]
         unsaved = [member for member in members if not run_state.has_saved(member.rank, FINAL_REQUEST)]
@@ -167,12 +163,26 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
             )
 
 
-def _raise_failure(rank: int, end: Exit | None, coordinator: Coordinator) -> None:
-    """Raise Refusal or RunFailed if ``rank`` has reported an end other than that of its work."""
+def _raise_ends(elastic: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
+    """Raise Refusal or RunFailed if another rank has ended before it saved its last part."""
+    for rank, peer in elastic.others.items():
+        gone = host.is_gone(rank, peer.process, _SILENT_SECONDS)
+        elsewhere = peer.process.host != elastic.process.host
+        if not (gone or elsewhere) or host.run_state.has_saved(rank, FINAL_REQUEST):
+            continue
+        # on another host, only silence tells that a process has ended, long after its report
+        _raise_failure(rank, elastic.reported(rank), coordinator, f"on {peer.name}: " * elsewhere)
+        if gone:
+            _raise_death(rank, peer, elastic.environment, coordinator)
+
+
+def _raise_failure(rank: int, end: Exit | None, coordinator: Coordinator, where: str = "") -> None:
+    """Raise Refusal or RunFailed if ``rank`` has reported an end other than that of its work. where: its
+    host, in words, if that is another: a Refusal speaks of "this host"."""
     if end is None or end.how == FINISHED:
         return
     if end.how == REFUSED:
-        raise Refusal(end.error)
+        raise Refusal(where + end.error)
     raise coordinator.failed(rank, end.error)
 
 
