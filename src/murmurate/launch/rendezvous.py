@@ -368,7 +368,8 @@ def _connect(environment: Environment) -> TCPStore:
         where, why = f"{environment.address}:{environment.port}", str(error).splitlines()[0]
         raise Refusal(
             f"the store at {where} does not answer ({why}). "
-            "MASTER_ADDR and MASTER_PORT must lead to the first host from every host."
+            "MASTER_ADDR and MASTER_PORT must lead to the first host from every host; torchrun sets the "
+            "former to its option --local-addr on the first host, by default to that host's name."
         ) from error
 
 
