@@ -139,6 +139,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     said = refused(capsys, *command, source, "--agent.normalize-observations", "true", "--agent.hidden", "32")
     assert "the initial values are of another network" in said
     assert "and in this run [32" in said
+    said = refused(capsys, "train", "cartpole-ppo", *SHORT, "--out", out, "--initial", source)
+    assert "of another learner: they have none for 'ppo', only for 'a2c'" in said
+    assert "--initial-except" not in said, "to draw all parameters is no remedy"
     said = refused(capsys, *command, tmp_path / "nowhere")
     assert "nowhere is no folder of a run with checkpoints" in said
     assert not out.exists()

@@ -148,6 +148,11 @@ class Replicator:
         try:
             write_values(replica, values)
         except ValueError as error:
+            if replica.name not in self.initial:
+                raise ValueError(
+                    f"the initial values are of another learner: they have none for '{replica.name}', only "
+                    f"for {', '.join(map(repr, self.initial))}. Start from a run of the same algorithm"
+                ) from error
             raise ValueError(
                 f"the initial values are of another network: {error}."
                 f"{_normalization_advice(tensors_of(replica), values)} --initial-except NAME,... draws these "
