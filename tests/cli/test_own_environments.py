@@ -33,7 +33,10 @@ def make_env():
         (["--env", "Acrobot-v1", "--algorithm", "a2d"], "no algorithm called 'a2d'. Did you mean 'a2c'"),
         (["--env", "their_envs.py:make_en", "--algorithm", "a2c"], "class or function 'make_en'"),
         (["--env", "their_envs.py", "--algorithm", "a2c"], "is a file. Name the class or function"),
-        (["--env", "Acrobot-v9", "--algorithm", "a2c"], "no world called 'Acrobot-v9'"),
+        (
+            ["--env", "Acrobot-v9", "--algorithm", "a2c"],
+            "registered as 'Acrobot-v9'. Did you mean 'Acrobot-v1'? Name the module",
+        ),
         (
             ["cartpole-a2c", "--env", "Acrobot-v1", "--algorithm", "a2c"],
             "'cartpole-a2c' belongs to no option",

@@ -51,6 +51,10 @@ def test_any_registered_environment_is_a_world() -> None:
         world("gym:Acrobt-v1")
     with pytest.raises(Refusal, match=r"needs the module 'nowhere'.*No module named 'nowhere'.*PYTHONPATH"):
         world("gym:nowhere:Acrobot-v1")
+    with pytest.raises(Refusal, match=r"registered as 'Mine-v0'.* Name the module .*gym:my_module:Mine-v0"):
+        world("Mine-v0")
+    with pytest.raises(Refusal, match=r"no world called 'Acrobot-v1'.* of that id is gym:Acrobot-v1\."):
+        world("Acrobot-v1")
 
 
 _THEIRS = """

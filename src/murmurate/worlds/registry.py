@@ -6,17 +6,19 @@ They come from the modules of this folder (see ``murmurate.worlds.interface``).
 from __future__ import annotations
 
 import difflib
+import re
 from types import ModuleType
 
 from murmurate import errors, plugins
+from murmurate.worlds import _gym_env
 from murmurate.worlds.interface import SimulatorWorld
 
 
 def world(name: str) -> SimulatorWorld:
     """The world of that name.
 
-    Raises ``Refusal`` with the nearest name for an unknown name, and where two modules offer a world of that
-    name; ``MissingExtra`` if it may be a world of a package that is not installed.
+    Raises ``Refusal`` with the nearest name for an unknown name or id, and where two modules offer a world of
+    that name; ``MissingExtra`` if it may be a world of a package that is not installed.
     """
     missing: errors.MissingExtra | None = None
     for module in _modules():
@@ -31,6 +33,10 @@ def world(name: str) -> SimulatorWorld:
     known = world_names()
     if missing is not None and not difflib.get_close_matches(name, known, n=1, cutoff=0.8):
         raise missing
+    if re.search(r"-v\d+$", name):
+        module = str(_gym_env.registered(name).entry_point).partition(".")[0]
+        written = _gym_env.PREFIX + (name if module == "gymnasium" else f"{module}:{name}")
+        raise errors.Refusal(f"There is no world called '{name}'. The environment of that id is {written}.")
     raise errors.unknown("world", name, known)
 
 
