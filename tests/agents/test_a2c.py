@@ -49,9 +49,9 @@ def trajectory(spec: EnvSpec = SPEC, seed: int = 0, steps: int = 5, simulators: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("gae_lambda", [1.0, 0.9])
-def test_gradient_is_that_of_the_written_out_loss(seed: int, gae_lambda: float) -> None:
-    learner = agent(gae_lambda=gae_lambda, seed=seed)
+@pytest.mark.parametrize(("gae_lambda", "normalize"), [(1.0, False), (0.9, False), (0.9, True)])
+def test_gradient_is_that_of_the_written_out_loss(seed: int, gae_lambda: float, normalize: bool) -> None:
+    learner = agent(gae_lambda=gae_lambda, seed=seed, normalize_advantages=normalize)
     data = trajectory(seed=seed)
     parameters = list(learner.net.parameters())
     slow = torch.autograd.grad(a2c_loss(learner.net, data, learner.config), parameters)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ def a2c_loss(net: ActorCritic, data: Trajectory, config: A2C) -> Tensor:
     cut = {}
     for row, (t, b) in enumerate(data.truncated.nonzero().tolist()):
         cut[t, b] = row
-    policy_terms, value_terms, entropies = [], [], []
+    policy_terms, value_terms, entropies, every = [], [], [], []
     for b in range(simulators):
         with torch.no_grad():
             v = [float(net(data.observation[t, b][None])[1]) for t in range(steps)]
@@ -38,12 +40,15 @@ def a2c_loss(net: ActorCritic, data: Trajectory, config: A2C) -> Tensor:
         for t in range(steps):
             logits, value = net(data.observation[t, b][None])
             probability = logits[0].softmax(-1)
-            policy_terms.append(-probability[data.action[t, b]].log() * advantages[t])
+            policy_terms.append(-probability[data.action[t, b]].log())
+            every.append(advantages[t])
             value_terms.append((advantages[t] + v[t] - value[0]) ** 2)
             entropies.append(-(probability * probability.log()).sum())
     count = steps * simulators
+    if config.normalize_advantages:
+        every = [(a - statistics.fmean(every)) / statistics.stdev(every) for a in every]
     return (
-        sum(policy_terms) / count
+        sum(term * a for term, a in zip(policy_terms, every, strict=True)) / count
         + config.value_coefficient * sum(value_terms) / count
         - config.entropy_coefficient * sum(entropies) / count
     )
