@@ -229,7 +229,8 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
         short += " --replay.learning-starts 50"
     if run.source.gives == "model":
         short += " --learning-starts 40 --rollouts.starts 64 --agent.policy.batch 16"
-        short += " --agent.model.hidden 16 --agent.model.batch 16 --agent.model.patience 1"
+        short += " --agent.model.hidden 16 --agent.model.batch 16"
+        short += " --agent.model.patience 1 --agent.model.improvement 0.9"
     if run.source.gives == "sequences":
         short += " --collect-env-steps 100"
     if hasattr(run.source, "actors"):  # actors are processes: tests/sources
