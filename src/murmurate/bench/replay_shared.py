@@ -87,13 +87,13 @@ def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:
 
 def _totals(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
     learner_answers = answers[:learners]
-    put, taken = (sum(a[key] for a in answers) for key in ("put", "taken"))
+    put, taken, misplaced = (sum(a.get(key, 0) for a in answers) for key in ("put", "taken", "out_of_order"))
     return {
         "draws_per_cpu_second": sum(a["draws"] for a in learner_answers)
         / sum(a["cpu_seconds"] for a in learner_answers),
         "draws_per_second": sum(a["draws"] / a["wall_seconds"] for a in learner_answers),
         "inserts_per_second": sum(a["inserts"] / a["wall_seconds"] for a in learner_answers),
-        "lost_records": abs(put - taken) + sum(a["out_of_order"] for a in answers),
+        "lost_records": abs(put - taken) + misplaced,
     }
 
 
@@ -110,7 +110,7 @@ def work(fabric: ProcessFabric, learners: int, shared: bool, plan: SharedReplayP
         actor = fabric.rank - learners
         put = _act([rings[learner, actor] for learner in range(learners)], stop, plan)
         ended[actor] = 1
-        return {"put": put, "taken": 0, "out_of_order": 0}
+        return {"put": put}
     own_rings = [rings[fabric.rank, actor] for actor in range(plan.actors)]
     feed = _RingRecords(own_rings, plan.simulators)
     try:
@@ -246,7 +246,4 @@ def _learn(feed: _OwnRecords | _RingRecords, plan: SharedReplayPlan) -> dict[str
         "inserts": float(replay.inserted - inserted_before),
         "wall_seconds": wall,
         "cpu_seconds": cpu,
-        "put": 0,
-        "taken": 0,
-        "out_of_order": 0,
     }
