@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from murmurate.fabric.interface import Channel, Message
-from murmurate.strategies.interface import FINAL_DRAIN, MemberEvent
+from murmurate.strategies.interface import FINAL_DRAIN, MemberEvent, centre_of
 
-IDLE_SECONDS = 0.002  # how long a centre waits for the next message
+_IDLE_SECONDS = 0.002  # how long a centre waits for the next message
 _POLL_SECONDS = 0.02
 # charged for each message, so that the deadline passes even if messages never cease to arrive
 _HANDLING_SECONDS = 1e-4
@@ -40,6 +40,13 @@ class CheckpointBarrier:
         while delta is None and arrived:
             delta, arrived = self._next(channel, 0.0)
         return delta
+
+    def serve(self, channel: Channel, absorb: Callable[[Message], None]) -> bool:
+        """At a centre: absorb the next delta, for which it waits a moment; returns whether one came."""
+        delta = self.receive(channel, _IDLE_SECONDS)
+        if delta is not None:
+            absorb(delta)
+        return delta is not None
 
     def has_ended(self, rank: int) -> bool:
         """Whether ``rank`` has sent its final marker. It still takes deltas that precede this member's final
@@ -91,6 +98,20 @@ class CheckpointBarrier:
         complete = not self._lacks_marker(channel, awaited, number)
         self._next_number = number + 1
         return complete
+
+    def drain_to_centre(
+        self,
+        channel: Channel,
+        number: int,
+        absorb: Callable[[Message], None],
+        deadline_seconds: float,
+        like: Tensor,
+    ) -> bool:
+        """``drain`` at a centre, to which all others ``send_markers``."""
+        centre = centre_of(channel)
+        if channel.rank != centre:
+            return self.send_markers(channel, number, [centre], like)
+        return self.drain(channel, number, range(centre), absorb, deadline_seconds)
 
     def _lacks_marker(self, channel: Channel, awaited: set[int], number: int) -> bool:
         """Whether a member of ``awaited`` that is not lost has not yet sent marker ``number``. What a member

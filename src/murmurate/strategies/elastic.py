@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,14 +13,8 @@ from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, FabricError, Message
 from murmurate.ranges import PositiveInt, Seconds, UnitInterval, rounded_down
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
-from murmurate.strategies.interface import (
-    Behaviour,
-    MemberEvent,
-    Strategy,
-    centre_of,
-    replicas_of,
-)
+from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, centre_of
 from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
 _PUSH, _REPLY = "theta", "centre"  # tags
@@ -113,10 +108,7 @@ class Elastic(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """theta~ <- theta~ + beta (theta_i - theta~)"""
-        message = self._pushes.receive(channel, IDLE_SECONDS)
-        if message is not None:
-            self._answer(message, replica, channel)
-        return message is not None
+        return self._pushes.serve(channel, functools.partial(self._answer, replica=replica, channel=channel))
 
     def _answer(self, message: Message, replica: Replica, channel: Channel) -> None:
         centre = replica.params.detach()
@@ -132,17 +124,10 @@ class Elastic(Strategy):
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """No move is incomplete at the checkpoint: a client receives its reply first."""
-        if channel.rank != centre_of(channel):
-            finished = not self._awaited or self._finish_move(replica, channel, deadline_seconds)
-            marked = self._pushes.send_markers(channel, number, [centre_of(channel)], self._sent)
-            return finished and marked
-        return self._pushes.drain(
-            channel,
-            number,
-            replicas_of(channel),
-            lambda message: self._answer(message, replica, channel),
-            deadline_seconds,
-        )
+        finished = not self._awaited or self._finish_move(replica, channel, deadline_seconds)
+        answer = functools.partial(self._answer, replica=replica, channel=channel)
+        drained = self._pushes.drain_to_centre(channel, number, answer, deadline_seconds, self._sent)
+        return finished and drained
 
     def _finish_move(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
         try:

@@ -6,6 +6,7 @@ asynchronous replicator of TF-Replicator.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,14 +16,8 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.ranges import NonNegativeInt, PositiveInt, Seconds
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
-from murmurate.strategies.interface import (
-    Behaviour,
-    MemberEvent,
-    Strategy,
-    centre_of,
-    replicas_of,
-)
+from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, centre_of
 from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
 _PUSH, _REPLY = "gradient", "parameters"  # tags
@@ -136,10 +131,7 @@ class ParameterServer(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """Apply one gradient to the centre's parameters, and reply with them."""
-        message = self._pushes.receive(channel, IDLE_SECONDS)
-        if message is not None:
-            self._apply(message, replica, channel)
-        return message is not None
+        return self._pushes.serve(channel, functools.partial(self._apply, replica=replica, channel=channel))
 
     def _apply(self, message: Message, replica: Replica, channel: Channel) -> None:
         """Apply a gradient or refuse it, and reply. The reply's note is the centre's number of updates;
@@ -161,15 +153,8 @@ class ParameterServer(Strategy):
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """The centre applies the gradients that were pushed before. A reply in flight need not be saved: the
         next one replaces it."""
-        if channel.rank != centre_of(channel):
-            return self._pushes.send_markers(channel, number, [centre_of(channel)], replica.params.detach())
-        return self._pushes.drain(
-            channel,
-            number,
-            replicas_of(channel),
-            lambda message: self._apply(message, replica, channel),
-            deadline_seconds,
-        )
+        apply = functools.partial(self._apply, replica=replica, channel=channel)
+        return self._pushes.drain_to_centre(channel, number, apply, deadline_seconds, replica.params.detach())
 
     def state(self) -> dict[str, Any]:
         return {

@@ -17,7 +17,7 @@ from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seconds, UnitInterval
 from murmurate.replica.optimizer_state import construct
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
+from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
 from murmurate.strategies.dpsgd.master import Master
 from murmurate.strategies.dpsgd.node import REPLY, Node, nodes_of
 from murmurate.strategies.dpsgd.sparse_master import SparseMaster
@@ -194,10 +194,7 @@ class DPSGD(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """Collect M updates, then v <- v + rho sum_m w_m (lines 3 and 4)."""
-        push = self._pushes.receive(channel, IDLE_SECONDS)
-        if push is not None:
-            self._take(push, channel)
-        return push is not None
+        return self._pushes.serve(channel, functools.partial(self._take, channel=channel))
 
     def _take(self, push: Message, channel: Channel) -> None:
         self.refused += self._master.take(push, channel)
@@ -208,12 +205,9 @@ class DPSGD(Strategy):
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """The master takes all earlier pushes; those that are not yet M together are saved with its state. A
         reply in flight need not be saved: after a resume the master sends v to each node."""
-        centre = centre_of(channel)
-        if channel.rank != centre:  # each replica, as each may be the leader
-            return self._pushes.send_markers(channel, number, [centre], replica.params.detach())
-        return self._pushes.drain(
-            channel, number, replicas_of(channel), lambda push: self._take(push, channel), deadline_seconds
-        )
+        take, like = functools.partial(self._take, channel=channel), replica.params.detach()
+        # each replica sends a marker, as each may be the leader
+        return self._pushes.drain_to_centre(channel, number, take, deadline_seconds, like)
 
     def joined(self, replica: Replica, channel: Channel) -> None:
         self._node.joined()
