@@ -8,14 +8,13 @@ import torch
 
 from murmurate.fabric.interface import Channel
 from murmurate.fabric.processes.run_state import sending_heartbeats
-from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of
 from murmurate.training.place import FollowedFolder
-from murmurate.training.rejoin import Pace, StateTransfer
+from murmurate.training.rejoin import Pace
 from murmurate.training.restore import refusing_misfits, replicator_of
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
@@ -41,19 +40,13 @@ class CentreServer:
         for replica in self.learner.replicas.values():
             Probe(replica, context.fabric, synchronous=False, replicas=run.replicas)
         self.barrier: Channel = context.fabric.channel("barrier", torch.zeros(4, dtype=torch.float64))
-        self.recorder = Recorder(
-            context.folder / "metrics.jsonl", None, context.started_at, offset_seconds=context.offset_seconds
-        )
+        self.recorder = context.recorder(None)
         self.timer = StepTimer(lambda: self.recorder.seconds, list(self.replicator.bound_replicas.values()))
         self._last_record = time.monotonic()
         self._warned = False
         self.saved_request = 0
         self.pace = Pace()
-        self.state_transfer = (
-            None
-            if context.admission is None
-            else StateTransfer(context.admission, self.replicator, context.folder)
-        )
+        self.state_transfer = context.state_transfer(self.replicator)
         if context.restored is not None:
             with refusing_misfits("The centre's part of the checkpoint"):
                 self.replicator.load(context.restored.state["replicas"])

@@ -16,7 +16,6 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Channel
 from murmurate.fabric.processes.run_state import sending_heartbeats
 from murmurate.record.gossip_window import gossip_window
-from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner, updates_of
 from murmurate.spec import Batch, Outcome, derive_seed
@@ -60,12 +59,7 @@ class TrainingLoop:
         self.probes = Probes(run, self.learner.replicas.values(), context.fabric, self.synchronous)
         self.shared_schedules = SharedSchedules(run, self.learner.replicas.values())
         self.barrier: Channel = context.fabric.channel("barrier", torch.zeros(4, dtype=torch.float64))
-        self.recorder = Recorder(
-            context.folder / "metrics.jsonl",
-            context.rank,
-            context.started_at,
-            offset_seconds=context.offset_seconds,
-        )
+        self.recorder = context.recorder(context.rank)
         bound_replicas = list(self.replicator.bound_replicas.values())
         other_channels = [self.barrier, *self.probes.channels]
         self.timer = StepTimer(lambda: self.recorder.seconds, bound_replicas, other_channels)
@@ -75,11 +69,7 @@ class TrainingLoop:
         self._global_seed = derive_seed(run.seed, "global generator", context.rank)
         self.updates = 0
         self.saved_request = 0  # number of the newest checkpoint request already served
-        self.state_transfer = (
-            None
-            if context.admission is None
-            else StateTransfer(context.admission, self.replicator, context.folder)
-        )
+        self.state_transfer = context.state_transfer(self.replicator)
         self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
         self.successes: deque[bool] = deque(maxlen=100)  # of episodes of worlds that have goals

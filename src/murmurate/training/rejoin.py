@@ -13,12 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.processes.membership import Membership
+from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import TransferRequest, sending_heartbeats
 from murmurate.replica.optimizer_state import entries
 from murmurate.replicator.replicator import BoundReplica, Replicator
@@ -33,20 +33,10 @@ class JoinCancelled(Exception):
     """The run ended before this member had joined."""
 
 
-class Admission(Protocol):
-    """A fabric that admits restarted members (see ``ProcessFabric``)."""
-
-    membership: Membership
-
-    def admit(self, rank: int, incarnation: int) -> None: ...
-    def joining_state(self, partners: Sequence[int]) -> dict[str, Any]: ...
-    def enter(self, joining_state: dict[str, Any]) -> None: ...
-
-
 class StateTransfer:
     """One member's part in state transfers: admits joiners, sends its state to them, or joins itself."""
 
-    def __init__(self, admission: Admission, replicator: Replicator, folder: Path) -> None:
+    def __init__(self, admission: ProcessFabric, replicator: Replicator, folder: Path) -> None:
         self.admission, self.replicator, self.folder = admission, replicator, folder
         self.membership, self.run_state = admission.membership, admission.membership.run_state
         self.rank = self.membership.rank

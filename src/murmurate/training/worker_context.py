@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from murmurate.fabric.interface import Fabric
+from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import RunState
+from murmurate.record.recorder import Recorder
 from murmurate.replica.clipping import NotFinite
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import FINAL_DRAIN
 from murmurate.training.checkpoint import env_steps, read_manifest, read_part, read_replays, updates
-from murmurate.training.rejoin import Admission
+from murmurate.training.rejoin import StateTransfer
 from murmurate.training.run import Run
 
 FINAL = "final"  # name of the final checkpoint's staging folder
@@ -104,8 +106,16 @@ class WorkerContext:
     offset_seconds: float = 0.0
     restored: Restored | None = None
     between_steps: Callable[[], None] = lambda: None
-    admission: Admission | None = None
+    admission: ProcessFabric | None = None
     joins: bool = False
+
+    def recorder(self, rank: int | None) -> Recorder:
+        """Records what the replica ``rank`` does; None for a centre."""
+        path = self.folder / "metrics.jsonl"
+        return Recorder(path, rank, self.started_at, offset_seconds=self.offset_seconds)
+
+    def state_transfer(self, replicator: Replicator) -> StateTransfer | None:
+        return None if self.admission is None else StateTransfer(self.admission, replicator, self.folder)
 
 
 def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
