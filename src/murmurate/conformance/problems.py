@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.replicator.replicator import Replicator
-from murmurate.strategies.interface import Strategy
 
 OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -30,24 +28,6 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.02, eps=1e-5),
     "dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
 }
-LINEAR = ("sgd", "momentum", "nesterov", "decayed")  # the update is a linear map of the gradients
-# the optimizers of most tests
-TYPICAL_OPTIMIZERS = ("sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw")
-
-
-def halving(clock: int) -> float:
-    """A learning-rate factor that is halved every three updates."""
-    return 0.5 ** (clock // 3)
-
-
-def separate_last_layer(net: nn.Module) -> list[dict[str, Any]]:
-    """Two parameter groups: the last layer, with a learning rate of its own; the rest, with weight decay."""
-    last = list(net.children())[-1]
-    last_ids = {id(p) for p in last.parameters()}
-    return [
-        {"params": list(last.parameters()), "lr": 0.03},
-        {"params": [p for p in net.parameters() if id(p) not in last_ids], "weight_decay": 0.02},
-    ]
 
 
 @dataclass(frozen=True)
@@ -55,16 +35,11 @@ class Problem:
     """Fit noise with a tanh net: it is smooth, so rounding errors stay small."""
 
     optimizer: str = "sgd"
-    float32: bool = False
-    clip: float | None = None
-    scheduled: bool = False
-    grouped: bool = False
-    bfloat16: bool = False
     share: int = 6  # samples of one replica in one batch
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float32 if self.float32 or self.bfloat16 else torch.float64
+        return torch.float64
 
     def net(self, seed: int = 0) -> nn.Module:
         net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(self.dtype)
@@ -75,12 +50,8 @@ class Problem:
         return net
 
     def options(self) -> dict[str, Any]:
-        return {
-            "clip": self.clip,
-            "schedule": halving if self.scheduled else None,
-            "groups": separate_last_layer if self.grouped else None,
-            "compute_dtype": torch.bfloat16 if self.bfloat16 else None,
-        }
+        """Options of the replica."""
+        return {}
 
     def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(1000 * step + rank)
@@ -90,24 +61,13 @@ class Problem:
 
     def loss(self, net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        out = net(x.bfloat16() if self.bfloat16 else x)
-        loss: Tensor = (out.to(y.dtype) - y).square().mean()
+        loss: Tensor = (net(x).to(y.dtype) - y).square().mean()
         return loss
 
     def alone(self, updates: int, ranks: Iterable[int] = (0,)) -> Result:
         """Train a bare Replica on the joined batches of ``ranks``: no strategy, no fabric, no replicator."""
         replica = Replica("model", self.net(), OPTIMIZERS[self.optimizer], **self.options())
         return self._run(replica, updates, tuple(ranks))
-
-    def learn(self, strategy: Strategy, updates: int, fabric: Any) -> Result:
-        """Train member ``fabric.rank`` on its own batches, with one step of the strategy for each."""
-        replicator = Replicator(strategy, fabric)
-        replica = replicator.replicate(
-            "model", self.net(fabric.rank), OPTIMIZERS[self.optimizer], **self.options()
-        )
-        result = self._run(replica, updates, (fabric.rank,))
-        result.strategy = replicator.bound_replicas["model"].strategy.state()
-        return result
 
     def _run(self, replica: Replica, updates: int, ranks: tuple[int, ...], start: int = 0) -> Result:
         result = Result()
@@ -142,19 +102,3 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     return bool(one == other)
-
-
-class Point(nn.Module):
-    """A vector to be moved by closed-form gradients, through ``follow``."""
-
-    def __init__(self, *values: float) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.tensor(values, dtype=torch.float64))
-
-
-def slope(rank: int, step: int, x: Tensor) -> Tensor:
-    """A gradient whose curvature and minimum depend on the rank, and its noise also on the step."""
-    generator = torch.Generator().manual_seed(7919 * rank + step)
-    noise = torch.randn(len(x), generator=generator, dtype=torch.float64)
-    curvature = 0.5 + 0.4 * torch.cos(torch.arange(len(x), dtype=torch.float64) + rank)
-    return curvature * (x - rank) + 0.3 * torch.sin(3.0 * x) + noise

@@ -72,17 +72,18 @@ def _configs_of_other_packages() -> list[type]:
     return [c for c in dict.fromkeys(configs) if not c.__module__.startswith("murmurate.")]
 
 
-@pytest.mark.parametrize(
+every_config = pytest.mark.parametrize(
     "config", _configs_of_other_packages(), ids=lambda config: vars(config).get("name", config.__name__)
 )
+
+
+@every_config
 def test_each_number_has_its_range(config):
     for part in with_parts(config):
         check_ranges_of(part)
 
 
-@pytest.mark.parametrize(
-    "config", _configs_of_other_packages(), ids=lambda config: vars(config).get("name", config.__name__)
-)
+@every_config
 def test_each_option_has_its_sentence(config):
     for part in with_parts(config):
         if not part.__module__.startswith("murmurate."):  # those have tests of their own

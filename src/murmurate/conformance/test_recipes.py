@@ -59,11 +59,6 @@ def values(learner: Any) -> dict[str, torch.Tensor]:
     return {name: replica.values().detach().clone() for name, replica in learner.replicas.items()}
 
 
-def through_a_checkpoint(state: Any) -> Any:
-    """A copy, such as reading the file of a checkpoint gives."""
-    return copy.deepcopy(state)
-
-
 def test_its_run_is_valid(run: Run) -> None:
     run.validate()
     assert run.source.gives == run.learner.requires.kind
@@ -109,7 +104,7 @@ def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
     source = open_only_source(run, learner)
     learn(learner, source, 6)
     assert source.exact or not type(run.source).__module__.startswith("murmurate.")
-    saved = through_a_checkpoint(
+    saved = copy.deepcopy(
         {
             "source": source.state(),
             "learner": learner.state(),
