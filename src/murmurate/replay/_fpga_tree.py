@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +11,10 @@ from torch import Tensor
 from murmurate.fpga.shape import UNIFORM_BITS, TreeShape
 from murmurate.fpga.simulation import SimulatedManager
 from murmurate.replay._native_tree import (
+    SeededTree,
     check_lengths,
     mass_outside,
     nothing_to_draw,
-    to_priority,
     wrong_priority,
 )
 from murmurate.replay._torch_tree import _uniform
@@ -25,7 +24,7 @@ _SCALE = 4096.0  # a priority of 1 in fixed point
 _WIDTH, _FAN_OUT = 16, 4  # bits of a priority, children of a node
 
 
-class FpgaTree:
+class FpgaTree(SeededTree):
     """See ``SumTree``. Priorities are 16-bit multiples of 1 / 4096. A positive priority is raised to at least
     1 / 4096 and limited to 16; ``saturated`` counts the priorities above 16, and the first one warns.
 
@@ -37,12 +36,12 @@ class FpgaTree:
     backend = "fpga"
 
     def __init__(self, capacity: int, seed: int) -> None:
-        self.capacity, self.fan_out = capacity, _FAN_OUT
+        super().__init__(capacity, seed)
+        self.fan_out = _FAN_OUT
         leaves = max(2 * _FAN_OUT, 1 << (capacity - 1).bit_length())
         self.manager = SimulatedManager(TreeShape(leaves, _FAN_OUT, _WIDTH))
         self.saturated = 0
         self._fixed = torch.zeros(capacity, dtype=torch.int64, device="cpu")  # priorities in fixed point
-        self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
 
     @property
     def priorities(self) -> Tensor:
@@ -78,11 +77,6 @@ class FpgaTree:
         for i, value in zip(index.tolist(), fixed.tolist(), strict=True):  # the last of equal indices wins
             self._fixed[i] = value
 
-    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
-        priority = to_priority(error, alpha, epsilon)
-        self.set(index, priority)
-        return float(priority.max()) if len(priority) else 0.0
-
     def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
         if not self.total > 0:
             raise nothing_to_draw()
@@ -104,10 +98,3 @@ class FpgaTree:
         index = torch.tensor([leaf for leaf, _, _ in drawn], dtype=torch.int64, device="cpu")
         weight = ((self._fixed[index].double() / _SCALE / self.minimum).clamp(min=1.0) ** -beta).float()
         return Draw(index, weight).copied_into(out)
-
-    def state(self) -> dict[str, Any]:
-        return {"priorities": self.priorities, "stream": self._stream.clone()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
-        self._stream.copy_(state["stream"])

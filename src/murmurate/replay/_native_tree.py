@@ -14,7 +14,35 @@ from murmurate.replay.sum_tree import NATIVE_FAN_OUT, Draw
 _LINE_BYTES = 64
 
 
-class NativeTree:
+class SeededTree:
+    """What all trees have in common. A subclass has ``priorities`` and ``set`` (see ``SumTree``)."""
+
+    def __init__(self, capacity: int, seed: int) -> None:
+        self.capacity = capacity
+        # key and counter of the random numbers
+        self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
+
+    @property
+    def priorities(self) -> Tensor:
+        raise NotImplementedError
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        raise NotImplementedError
+
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
+        priority = to_priority(error, alpha, epsilon)
+        self.set(index, priority)
+        return float(priority.max()) if len(priority) else 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
+        self._stream.copy_(state["stream"])
+
+
+class NativeTree(SeededTree):
     """See ``SumTree``. Calls release the GIL, so several trees of one process can run in parallel.
 
     A kernel returns None for tensors that it cannot read as they are, such as those of another dtype; it is
@@ -27,10 +55,8 @@ class NativeTree:
     def __init__(
         self, capacity: int, seed: int = 0, memory: memoryview | None = None, threads: int = 1
     ) -> None:
-        if native.kernels is None:
-            raise RuntimeError(f"there are no compiled kernels: {native.simd}")
-        self._kernels = native.kernels
-        self.capacity, self._threads = capacity, threads
+        super().__init__(capacity, seed)
+        self._kernels, self._threads = _compiled(), threads
         needed = self.bytes_needed(capacity)
         if memory is None:
             buffer = np.zeros(needed + _LINE_BYTES, dtype=np.uint8)
@@ -44,15 +70,11 @@ class NativeTree:
         offset = self._kernels.leaves(self._tree) - self._memory.ctypes.data
         leaves = self._memory[offset : offset + 4 * capacity]
         self._priorities = torch.from_numpy(leaves).view(torch.float32)
-        # key and counter of the random numbers
-        self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
         self._stream_address = self._stream.data_ptr()
 
     @staticmethod
     def bytes_needed(capacity: int) -> int:
-        if native.kernels is None:
-            raise RuntimeError(f"there are no compiled kernels: {native.simd}")
-        return int(native.kernels.tree_bytes(capacity, True))
+        return int(_compiled().tree_bytes(capacity, True))
 
     @property
     def priorities(self) -> Tensor:
@@ -120,12 +142,11 @@ class NativeTree:
             raise nothing_to_draw()
         return out
 
-    def state(self) -> dict[str, Any]:
-        return {"priorities": self._priorities.clone(), "stream": self._stream.clone()}
 
-    def load(self, state: dict[str, Any]) -> None:
-        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
-        self._stream.copy_(state["stream"])
+def _compiled() -> Any:
+    if native.kernels is None:
+        raise RuntimeError(f"there are no compiled kernels: {native.simd}")
+    return native.kernels
 
 
 def as_vector(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from murmurate.replay._native_tree import (
+    SeededTree,
     check_lengths,
     mass_outside,
     nothing_to_draw,
-    to_priority,
     wrong_kind,
     wrong_priority,
 )
 from murmurate.replay.sum_tree import Draw
 
 
-class TorchTree:
+class TorchTree(SeededTree):
     """See ``SumTree``. Leaves are float32, sums float64. On a CPU a node's children are added in their order;
     on other devices torch may add them in another order."""
 
     backend = "torch"
 
     def __init__(self, capacity: int, fan_out: int, seed: int, device: torch.device) -> None:
-        self.capacity, self.fan_out = capacity, fan_out
+        super().__init__(capacity, seed)
+        self.fan_out = fan_out
         self._device = device
         sizes = [-(-capacity // fan_out) * fan_out]
         while sizes[-1] > fan_out:
@@ -37,7 +37,6 @@ class TorchTree:
         self._least = [
             torch.full((size,), math.inf, dtype=torch.float32, device=device) for size in sizes[1:]
         ]
-        self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
 
     @property
     def priorities(self) -> Tensor:
@@ -66,11 +65,6 @@ class TorchTree:
         torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
         self._leaves[ordered[last]] = priority[order[last]]
         self._refresh(index)
-
-    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
-        priority = to_priority(error, alpha, epsilon)
-        self.set(index, priority)
-        return float(priority.max()) if len(priority) else 0.0
 
     def _refresh(self, index: Tensor) -> None:
         """Recompute all sums above ``index`` from their children, level by level."""
@@ -118,13 +112,6 @@ class TorchTree:
         index = self._search(u * total)  # the product may round up to the total itself
         weight = (self._leaves[index] / self.minimum).clamp(min=1.0) ** -beta
         return Draw(index, weight).copied_into(out)
-
-    def state(self) -> dict[str, Any]:
-        return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
-        self._stream.copy_(state["stream"])
 
 
 def _positive(x: Tensor) -> Tensor:

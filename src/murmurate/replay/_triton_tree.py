@@ -8,7 +8,6 @@ scan by several threads would add them in an order that depends on the layout of
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from murmurate.native import gpu
 from murmurate.replay._native_tree import (
+    SeededTree,
     check_lengths,
     mass_outside,
     nothing_to_draw,
-    to_priority,
     wrong_kind,
     wrong_priority,
 )
@@ -162,13 +161,14 @@ def _refresh(
     tl.store(lows + node, least, mask=inside)
 
 
-class TritonTree:
+class TritonTree(SeededTree):
     """See ``SumTree``. Leaves are float32, sums float64. Not for concurrent use."""
 
     backend = "triton"
 
     def __init__(self, capacity: int, fan_out: int, seed: int, device: torch.device) -> None:
-        self.capacity, self.fan_out = capacity, fan_out
+        super().__init__(capacity, seed)
+        self.fan_out = fan_out
         self._device = device
         sizes = [-(-capacity // fan_out) * fan_out]
         while sizes[-1] > fan_out:
@@ -189,7 +189,6 @@ class TritonTree:
         self._wrong = torch.zeros(1, dtype=torch.int64, device=device)
         self._ticket = 1
         self._root: tuple[float, float] | None = None  # (sum, least priority), once they have been read
-        self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
 
     @property
     def priorities(self) -> Tensor:
@@ -249,9 +248,7 @@ class TritonTree:
             below, lows_below, leaves_each = sums, lows, leaves_each * self.fan_out
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
-        priority = to_priority(error.to(self._device), alpha, epsilon)
-        self.set(index, priority)
-        return float(priority.max()) if len(priority) else 0.0
+        return super().update(index, error.to(self._device), alpha, epsilon)
 
     def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
         if not self._can_draw:
@@ -306,10 +303,3 @@ class TritonTree:
                 enable_fp_fusion=False,
             )
         return Draw(index, weight).copied_into(out)
-
-    def state(self) -> dict[str, Any]:
-        return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
-        self._stream.copy_(state["stream"])
