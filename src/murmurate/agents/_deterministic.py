@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._noise import UpdateNoise
-from murmurate.agents._off_policy import ActsByPolicy, check_vector_actions, passes, replicate
+from murmurate.agents._off_policy import check_vector_actions, passes, replicate
 from murmurate.agents._running import statistics_updater
-from murmurate.agents.interface import Action
+from murmurate.agents.interface import Action, ActsByPolicy
 from murmurate.losses.continuous import clipped_target, squared_error
 from murmurate.nets.control import ControlPolicy, critics
 from murmurate.nets.mlp import layer_widths

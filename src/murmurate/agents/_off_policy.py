@@ -1,10 +1,10 @@
-"""Shared by agents that learn vector actions from a replay: acting, checks, replicas and their precision."""
+"""Shared by agents that learn vector actions from a replay: checks, replicas and their precision."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.d4pg import PixelEncoder
@@ -13,19 +13,6 @@ from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec
-
-
-class ActsByPolicy:
-    """Methods of an ``Agent`` that acts by its replica ``policy``, without memory, and with the same
-    exploration in all simulators."""
-
-    acting: tuple[str, ...] = ("policy",)
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
-
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return None
 
 
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from murmurate.agents._auto import resolve_auto
 from murmurate.agents._off_policy import check_vector_actions, replicate
 from murmurate.agents._running import statistics_updater
-from murmurate.agents.interface import Action
+from murmurate.agents.interface import Action, ActsByPolicy
 from murmurate.losses.categorical import categorical_cross_entropy, expectation, projected_target, support
 from murmurate.nets.control import ControlPolicy
 from murmurate.nets.d4pg import CategoricalCritic, PixelEncoder, random_shift
@@ -107,7 +107,7 @@ class D4PG(LearnerConfig):
         return D4PGAgent(self, context)
 
 
-class D4PGAgent:
+class D4PGAgent(ActsByPolicy):
     """One actor-learner (see ``Agent``) with two replicated vectors (``Replica``): ``policy``, and
     ``critic``, which includes the encoder of images."""
 
@@ -130,6 +130,8 @@ class D4PGAgent:
         ).to(self.device)
         critic = CategoricalCritic(features, spec, hidden, z, encoder, generator=generator)
         self.critic = critic.to(self.device)
+        if encoder is not None:
+            self.acting = ("policy", "critic")
         clip = None if math.isinf(config.clip) else config.clip
         use_bfloat16 = config.precision == "bfloat16"
         self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, use_bfloat16)
@@ -142,16 +144,6 @@ class D4PGAgent:
     @property
     def replicas(self) -> dict[str, Replica]:
         return {"policy": self._policy, "critic": self._critic}
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return ("policy",) if self.critic.encoder is None else ("policy", "critic")
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Does nothing, as exploration does not differ between simulators."""
-
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return None
 
     @torch.no_grad()
     def act(

@@ -111,6 +111,19 @@ class PrioritizingAgent(ModelAgent, Protocol):
         ...
 
 
+class ActsByPolicy:
+    """Methods of an ``Agent`` that acts by its replica ``policy``, without memory, and with the same
+    exploration in all simulators."""
+
+    acting: tuple[str, ...] = ("policy",)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+
 class OneReplica:
     """Methods for agents that have a single replica, no other state, and the same exploration in all
     simulators."""

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents._off_policy import ActsByPolicy
 from murmurate.agents._soft_actor_critic import SoftActorCritic
-from murmurate.agents.interface import Action
+from murmurate.agents.interface import Action, ActsByPolicy
 from murmurate.nets.precision import resolve_precision
 from murmurate.ranges import (
     AnyFloat,

@@ -21,7 +21,7 @@ from murmurate.agents._on_policy import (
     policy_outputs,
 )
 from murmurate.agents._running import RunningStatistics
-from murmurate.agents.interface import Action
+from murmurate.agents.interface import Action, ActsByPolicy
 from murmurate.losses.surrogate import surrogate
 from murmurate.losses.trust_region import LineSearch, Product, fisher_product, line_search, natural_step
 from murmurate.losses.value import value_loss
@@ -110,7 +110,7 @@ class TRPO(LearnerConfig):
         return TRPOAgent(self, context)
 
 
-class TRPOAgent:
+class TRPOAgent(ActsByPolicy):
     """One actor-learner (see ``Agent``). All replicas make the same policy steps, computed from the means of
     their surrogates, divergences and Fisher products."""
 
@@ -142,22 +142,8 @@ class TRPOAgent:
         )
 
     @property
-    def clock(self) -> int:
-        return self.critic.clock
-
-    @property
     def replicas(self) -> dict[str, Replica]:
         return {self.policy.name: self.policy, self.critic.name: self.critic}
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return (self.policy.name,)
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
-
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return None
 
     @torch.no_grad()
     def act(
