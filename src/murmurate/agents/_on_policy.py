@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.divergence import categorical_kl, gaussian_kl
 from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
 from murmurate.losses.returns import generalized_advantages
@@ -36,6 +37,37 @@ def make_net(config: Any, context: Context) -> PolicyValueNet:
         normalize=config.normalize_observations,
         generator=derive_generator(context.seed, "network"),
     ).to(context.device)
+
+
+class ActsByNet(OneReplica):
+    """Methods of an ``Agent`` whose replica is the net of policy and values by which it acts."""
+
+    net: PolicyValueNet
+    spec: EnvSpec
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return self.net.initial_memory(batch)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        policy, value, memory = one_step(self.net, observation, memory, first)
+        action = draw(policy, self.spec, generator, greedy)
+        behaviour = self.recorded(policy, action, value, memory)
+        outputs = policy_outputs(policy, self.spec, value)
+        return Action(action, memory, behaviour=behaviour, outputs=outputs)
+
+    def recorded(
+        self, policy: Tensor, action: Tensor, value: Tensor, memory: Tensor | None
+    ) -> dict[str, Tensor]:
+        """``Action.behaviour`` of these actions. memory: the recurrent state afterwards."""
+        return {}
 
 
 def one_step(

@@ -14,16 +14,13 @@ from torch import Tensor
 
 from murmurate.agents._auto import replicated, resolve_auto
 from murmurate.agents._on_policy import (
+    ActsByNet,
     advantages,
     bootstrap_values,
-    draw,
     log_prob_and_entropy,
     make_net,
-    one_step,
-    policy_outputs,
 )
 from murmurate.agents._running import RunningStatistics
-from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.nets.own_network import checked_network
@@ -108,7 +105,7 @@ class A2C(LearnerConfig):
         return A2CAgent(self, context)
 
 
-class A2CAgent(OneReplica):
+class A2CAgent(ActsByNet):
     """One actor-learner (see ``Agent``)."""
 
     def __init__(self, config: A2C, context: Context) -> None:
@@ -130,22 +127,6 @@ class A2CAgent(OneReplica):
         return torch.optim.RMSprop(
             parameters, lr=c.learning_rate, alpha=c.rmsprop_alpha, eps=c.rmsprop_epsilon
         )
-
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return self.net.initial_memory(batch)
-
-    @torch.no_grad()
-    def act(
-        self,
-        observation: Tensor,
-        memory: Tensor | None,
-        first: Tensor,
-        generator: torch.Generator,
-        greedy: bool = False,
-    ) -> Action:
-        policy, value, memory = one_step(self.net, observation, memory, first)
-        action = draw(policy, self.spec, generator, greedy)
-        return Action(action, memory, outputs=policy_outputs(policy, self.spec, value))
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = self.statistics.with_scaled_rewards(batch.data)

@@ -14,15 +14,12 @@ from torch import Tensor
 
 from murmurate.agents._auto import replicated, resolve_auto
 from murmurate.agents._on_policy import (
+    ActsByNet,
     bootstrap_values,
-    draw,
     log_prob_and_entropy,
     make_net,
-    one_step,
-    policy_outputs,
 )
 from murmurate.agents._running import statistics_updater
-from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.losses.vtrace import VTrace, vtrace
@@ -108,7 +105,7 @@ class IMPALA(LearnerConfig):
         return IMPALAAgent(self, context)
 
 
-class IMPALAAgent(OneReplica):
+class IMPALAAgent(ActsByNet):
     """A learner, and in an actor process the policy that acts (see ``Agent``)."""
 
     def __init__(self, config: IMPALA, context: Context) -> None:
@@ -127,23 +124,10 @@ class IMPALAAgent(OneReplica):
             parameters, lr=c.learning_rate, alpha=c.rmsprop_alpha, eps=c.optimizer_epsilon
         )
 
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return self.net.initial_memory(batch)
-
-    @torch.no_grad()
-    def act(
-        self,
-        observation: Tensor,
-        memory: Tensor | None,
-        first: Tensor,
-        generator: torch.Generator,
-        greedy: bool = False,
-    ) -> Action:
-        policy, value, memory = one_step(self.net, observation, memory, first)
-        action = draw(policy, self.spec, generator, greedy)
-        log_prob, _ = log_prob_and_entropy(policy, action, self.spec)
-        outputs = policy_outputs(policy, self.spec, value)
-        return Action(action, memory, behaviour={"log_probability": log_prob}, outputs=outputs)
+    def recorded(
+        self, policy: Tensor, action: Tensor, value: Tensor, memory: Tensor | None
+    ) -> dict[str, Tensor]:
+        return {"log_probability": log_prob_and_entropy(policy, action, self.spec)[0]}
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data

@@ -12,17 +12,15 @@ from torch import Tensor
 
 from murmurate.agents._auto import replicated, resolve_auto
 from murmurate.agents._on_policy import (
+    ActsByNet,
     advantages,
-    draw,
     explained_variance,
     log_prob_and_entropy,
     log_probability,
     make_net,
     one_step,
-    policy_outputs,
 )
 from murmurate.agents._running import RunningStatistics
-from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
 from murmurate.nets.own_network import checked_network
@@ -136,7 +134,7 @@ class _Minibatch(NamedTuple):
     target: Tensor
 
 
-class PPOAgent(OneReplica):
+class PPOAgent(ActsByNet):
     """One actor-learner (see ``Agent``)."""
 
     def __init__(self, config: PPO, context: Context) -> None:
@@ -161,25 +159,11 @@ class PPOAgent(OneReplica):
             discount=config.discount if config.scale_rewards else None,
         )
 
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return self.net.initial_memory(batch)
-
-    @torch.no_grad()
-    def act(
-        self,
-        observation: Tensor,
-        memory: Tensor | None,
-        first: Tensor,
-        generator: torch.Generator,
-        greedy: bool = False,
-    ) -> Action:
-        policy, value, memory = one_step(self.net, observation, memory, first)
-        action = draw(policy, self.spec, generator, greedy)
-        behaviour = {"log_probability": log_probability(policy, action, self.spec), "value": value}
-        if memory is not None:
-            behaviour["memory"] = memory
-        outputs = policy_outputs(policy, self.spec, value)
-        return Action(action, memory, behaviour=behaviour, outputs=outputs)
+    def recorded(
+        self, policy: Tensor, action: Tensor, value: Tensor, memory: Tensor | None
+    ) -> dict[str, Tensor]:
+        columns = {"log_probability": log_probability(policy, action, self.spec), "value": value}
+        return columns if memory is None else {**columns, "memory": memory}
 
     def learn(self, batch: Batch) -> Outcome:
         data = self.statistics.with_scaled_rewards(batch.data)
