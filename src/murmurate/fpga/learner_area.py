@@ -27,7 +27,7 @@ def place_and_route_unit(
     rows: int, columns: int, *, seed: int = 1, target_mhz: float = 150.0
 ) -> dict[str, Any]:
     """``lut``, ``ff``, ``bram``, ``dsp`` and ``mhz`` (a static timing estimate) of a ``TensorUnit`` on an
-    LFE5U-85F of speed grade 6, in the module of ``_framed``. Takes minutes.
+    LFE5U-85F of speed grade 6, in the module of ``framed``. Takes minutes.
 
     Raises Refusal for an impossible unit and without the tools, and RunFailed if the unit does not fit.
     """
@@ -50,37 +50,14 @@ def place_and_route_unit(
 
 
 def _framed(size: Unit) -> str:
-    """A module with two pins, so that distant pins do not limit the clock: a shift register for the unit's
-    inputs, and the parity of its outputs."""
-    from amaranth.back import rtlil
-    from amaranth.hdl import Cat, Elaboratable, Module, Signal
-
+    """The unit in the module of ``framed``."""
+    from murmurate.fpga.frame import framed
     from murmurate.fpga.tensor_unit import TensorUnit
 
-    class Frame(Elaboratable):
-        def __init__(self) -> None:
-            self.serial_in, self.serial_out = Signal(), Signal()
-
-        def elaborate(self, platform: Any) -> Any:
-            m = Module()
-            m.submodules.unit = unit = TensorUnit(size.rows, size.columns)
-            ports = [unit.weights, unit.inputs]
-            inputs = [s for p in ports for s in (p.valid, p.payload.as_value())]
-            inputs.append(unit.sums.ready)
-            outputs = Cat(unit.inputs.ready, unit.sums.valid, unit.sums.payload.as_value())
-            register, seen = Signal(sum(len(x) for x in inputs)), Signal(len(outputs))
-            m.d.sync += [register.eq(Cat(self.serial_in, register[:-1])), seen.eq(outputs)]
-            m.d.comb += Cat(*inputs).eq(register)
-            parity: Any = seen
-            while len(parity) > 1:  # each stage takes the parity of four bits at a time
-                stage = Signal(-(-len(parity) // 4))
-                m.d.sync += stage.eq(Cat(parity[i : i + 4].xor() for i in range(0, len(parity), 4)))
-                parity = stage
-            m.d.comb += self.serial_out.eq(parity)
-            return m
-
-    frame = Frame()
-    return str(rtlil.convert(frame, ports=[frame.serial_in, frame.serial_out], emit_src=False))
+    unit = TensorUnit(size.rows, size.columns)
+    inputs = [s for port in (unit.weights, unit.inputs) for s in (port.valid, port.payload.as_value())]
+    outputs = [unit.inputs.ready, unit.sums.valid, unit.sums.payload.as_value()]
+    return framed("unit", unit, [*inputs, unit.sums.ready], outputs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
