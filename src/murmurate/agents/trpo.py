@@ -26,7 +26,7 @@ from murmurate.losses.surrogate import surrogate
 from murmurate.losses.trust_region import LineSearch, Product, fisher_product, line_search, natural_step
 from murmurate.losses.value import value_loss
 from murmurate.nets.mlp import layer_widths
-from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.single_head import policy_net, value_net
 from murmurate.nets.torso import AUTO, checked_torso, in_evaluation_mode, usual_torso
 from murmurate.ranges import (
@@ -123,10 +123,9 @@ class TRPOAgent(ActsByPolicy):
         hidden = layer_widths(config.hidden)
         self.policy_net = policy_net(spec, generator=generator, torso=config.torso, hidden=hidden).to(device)
         self.value_net = value_net(spec, generator=generator, torso=config.torso, hidden=hidden).to(device)
-        normalizer = None
-        if config.normalize_observations:
-            normalizer = ObservationNormalizer(spec.observation_shape, spec.observation_dtype).to(device)
-            self.policy_net.normalizer = self.value_net.normalizer = normalizer
+        normalizer = observation_normalizer(spec, config.normalize_observations)
+        if normalizer is not None:
+            self.policy_net.normalizer = self.value_net.normalizer = normalizer.to(device)
         self.statistics = RunningStatistics(
             context, normalizer, discount=config.discount if config.scale_rewards else None
         )

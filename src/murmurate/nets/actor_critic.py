@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.nets.initialize import orthogonal_
-from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.precision import first_dtype
 from murmurate.nets.recurrent import LSTMCore
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
@@ -53,6 +53,8 @@ class ActorCritic(nn.Module):
         policy_head: features to the policy's parameters [..., A].
         value_head: features to [..., 1].
         value_torso: a separate torso of the value function; None: the value function shares ``torso``.
+
+    Attributes:
         normalizer: module that normalises observations for the torsos; None: they are not normalised.
 
     Raises:
@@ -66,7 +68,6 @@ class ActorCritic(nn.Module):
         policy_head: nn.Module,
         value_head: nn.Module,
         value_torso: nn.Module | None = None,
-        normalizer: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if core is not None and value_torso is not None:
@@ -76,7 +77,7 @@ class ActorCritic(nn.Module):
         self.policy_head = policy_head
         self.value_head = value_head
         self.value_torso = value_torso
-        self.normalizer = normalizer
+        self.normalizer: nn.Module | None = None
         self.memory_size = 0 if core is None else core.memory_size
 
     def initial_memory(self, batch: int) -> Tensor | None:
@@ -172,8 +173,7 @@ def actor_critic(
     """
     with seeded_by(generator):
         net = _build(spec, torso, hidden, recurrent)
-    if normalize:
-        net.normalizer = ObservationNormalizer(spec.observation_shape, spec.observation_dtype)
+    net.normalizer = observation_normalizer(spec, normalize)
     for trunk in (net.torso, net.value_torso):
         if trunk is not None:
             orthogonal_(trunk, math.sqrt(2.0), generator)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.nets.batched_mlp import BatchedMLP
-from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.moments import observation_normalizer
 from murmurate.spec import EnvSpec
 
 _LEAST_LOG_STD, _GREATEST_LOG_STD = -20.0, 2.0
@@ -70,9 +70,7 @@ class ControlPolicy(nn.Module):
         out = dimensions if deterministic else 2 * dimensions
         self.deterministic = deterministic
         self.bounds = ActionBounds(spec)
-        self.normalizer = (
-            ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if normalize else None
-        )
+        self.normalizer = observation_normalizer(spec, normalize)
         self.net = BatchedMLP(1, (observed, *hidden, out), generator=generator)
 
     def observation_features(self, observation: Tensor) -> Tensor:

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from murmurate.spec import EnvSpec
+
+_LIMIT = 10.0  # of normalized observations
+
 
 class RunningMoments(nn.Module):
     """Mean and variance [*shape] of all samples included so far; 0 and 1 before the first.
@@ -41,8 +45,7 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(nn.Module):
-    """Observations [B, ...] minus the mean, divided by the standard deviation, clipped to +-``limit``, in
-    float32.
+    """Observations [B, ...] minus the mean, divided by the standard deviation, clipped to +-10, in float32.
 
     The moments change only by ``moments.include``: a learner includes a rollout after it has learned from
     it, so acting and learning normalise in the same way, and an evaluation does not change the moments.
@@ -51,14 +54,17 @@ class ObservationNormalizer(nn.Module):
         ValueError: for images, whose torsos read uint8.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, limit: float = 10.0) -> None:
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         super().__init__()
         if dtype == torch.uint8:
             raise ValueError("images are not normalised: leave out normalize_observations")
         self.moments = RunningMoments(shape)
-        self.limit = limit
 
     def forward(self, observation: Tensor) -> Tensor:
         scale = torch.rsqrt(self.moments.variance + 1e-8)
         centred = (observation - self.moments.mean) * scale
-        return centred.clamp(-self.limit, self.limit).float()
+        return centred.clamp(-_LIMIT, _LIMIT).float()
+
+
+def observation_normalizer(spec: EnvSpec, wanted: bool) -> ObservationNormalizer | None:
+    return ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if wanted else None

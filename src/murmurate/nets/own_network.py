@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from murmurate import plugins
 from murmurate.nets.actor_critic import ActorCritic, actor_critic
-from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.q_network import QNetwork, q_network
 from murmurate.nets.torso import AUTO, described, seeded_by, trial_result
 from murmurate.spec import EnvSpec
@@ -124,7 +124,7 @@ def policy_value_net(
         )
     if recurrent:
         raise ValueError("recurrent is an LSTM behind a torso, and network is a whole net: leave one out")
-    net = OwnActorCritic(_make_net(spec, network, hidden, generator), _normalizer(spec, normalize))
+    net = OwnActorCritic(_make_net(spec, network, hidden, generator), observation_normalizer(spec, normalize))
     size = spec.actions or sum(spec.factors) or 2 * math.prod(spec.action_shape)
     memory = net.initial_memory(2)
     if not isinstance(memory, Tensor | None):
@@ -167,7 +167,7 @@ def action_value_net(
         return q_network(
             spec, generator=generator, torso=torso, hidden=hidden, dueling=dueling, normalize=normalize
         )
-    net = OwnQNetwork(_make_net(spec, network, hidden, generator), _normalizer(spec, normalize))
+    net = OwnQNetwork(_make_net(spec, network, hidden, generator), observation_normalizer(spec, normalize))
     result = trial_result(f"the net {network}", net.network, spec)
     if not isinstance(result, Tensor) or result.shape != (2, spec.actions):
         raise ValueError(
@@ -196,7 +196,3 @@ def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int], generator: tor
     if not isinstance(net, nn.Module):
         raise ValueError(f"the net {network} is of type {type(net).__name__}, and must be a torch.nn.Module")
     return net
-
-
-def _normalizer(spec: EnvSpec, normalize: bool) -> nn.Module | None:
-    return ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if normalize else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.nets.conv import ConvTorso
 from murmurate.nets.initialize import orthogonal_
-from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.precision import first_dtype
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
 from murmurate.spec import EnvSpec
@@ -85,8 +85,7 @@ def q_network(
         features: int = trunk.out_features  # type: ignore[assignment]
         head = DuelingHead(features, spec.actions) if dueling else nn.Linear(features, spec.actions)
         net = QNetwork(trunk, head)
-    if normalize:
-        net.normalizer = ObservationNormalizer(spec.observation_shape, spec.observation_dtype)
+    net.normalizer = observation_normalizer(spec, normalize)
     orthogonal_(net.torso, math.sqrt(2.0), generator)
     orthogonal_(net.head, 1.0, generator)
     return net

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from murmurate.nets._images import check_images, for_images
 
-CHANNELS = (16, 32, 32)
+_CHANNELS, _WIDTH = (16, 32, 32), 256  # of the sections, and of the fully connected layer
 
 
 class ResidualBlock(nn.Module):
@@ -30,30 +30,29 @@ class ResidualTorso(nn.Module):
     connected layer. 15 convolutions in all.
 
     Args:
-        shape: (C, H, W) of an observation. channels: number of channels of the sections. width: width of the
-            fully connected layer.
+        shape: (C, H, W) of an observation.
     """
 
-    def __init__(self, shape: Sequence[int], channels: Sequence[int] = CHANNELS, width: int = 256) -> None:
+    def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
         inputs, rows, columns = shape
         self.shape = torch.Size(shape)
-        self.out_features = width
+        self.out_features = _WIDTH
         self.sections = nn.ModuleList()
-        for outputs in channels:
+        for outputs in _CHANNELS:
             convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
             pooling = nn.MaxPool2d(3, 2, padding=1)
             self.sections.append(
                 nn.Sequential(convolution, pooling, ResidualBlock(outputs), ResidualBlock(outputs))
             )
             inputs, rows, columns = outputs, (rows + 1) // 2, (columns + 1) // 2
-        self.linear = nn.Linear(inputs * rows * columns, width)
+        self.linear = nn.Linear(inputs * rows * columns, _WIDTH)
         for weight in self.parameters():
             if weight.dim() == 4:  # faster on a CPU and on tensor cores
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """uint8 [B, C, H, W] to features [B, width] of the parameters' dtype.
+        """uint8 [B, C, H, W] to features [B, 256] of the parameters' dtype.
 
         Raises:
             ValueError: on another shape or dtype.
