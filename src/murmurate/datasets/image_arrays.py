@@ -68,9 +68,10 @@ def _read(path: Path, state: str) -> ImageData:
         ) from error
     names_of_parts = _names_of_parts(path, arrays)
     if "train" not in names_of_parts:
+        *first, last = (" and ".join(names) for names in _NAMES["train"])
         raise Refusal(
-            f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {_spelled('train')}. Rename its "
-            "arrays."
+            f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {', '.join(first)}, or {last}. "
+            "Rename its arrays."
         )
     parts = {part: _part(path, arrays, *names) for part, names in names_of_parts.items()}
     shapes = {part: images.shape for part, images in parts.items()}
@@ -106,12 +107,6 @@ def _names_of_parts(path: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str,
             if held:
                 names_of_parts[part] = names
     return names_of_parts
-
-
-def _spelled(part: str) -> str:
-    """The accepted names of a part's arrays, in words."""
-    *first, last = (" and ".join(names) for names in _NAMES[part])
-    return f"{', '.join(first)}, or {last}"
 
 
 def _part(path: Path, arrays: Mapping[str, NDArray[Any]], images: str, labels: str) -> ImageSet:
