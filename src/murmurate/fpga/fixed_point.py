@@ -104,15 +104,14 @@ def _lfsr_states() -> Tensor:
 
 
 class Lfsr:
-    """A linear feedback shift register whose states are the random numbers. seed: number of states to
-    skip."""
+    """A linear feedback shift register whose states are the random numbers."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self.position = seed % len(_lfsr_states())
+    def __init__(self) -> None:
+        self._position = 0
 
     def draw(self, count: int) -> Tensor:
         """The current state and the ``count`` - 1 states after it: [count]."""
         states = _lfsr_states()
-        drawn = states[(torch.arange(count) + self.position) % len(states)]
-        self.position = (self.position + count) % len(states)
+        drawn = states[(torch.arange(count) + self._position) % len(states)]
+        self._position = (self._position + count) % len(states)
         return drawn

@@ -15,6 +15,7 @@ from murmurate.fpga.learner_model import Unit
 from murmurate.fpga.tools import routed, synthesized, tool_versions
 
 _DEVICE = ("lfe5u-85f", "--85k", "--package", "CABGA756", "--speed", "6")
+_SEED, _TARGET_MHZ = 1, 150.0
 
 
 def measured_units() -> list[dict[str, Any]]:
@@ -23,9 +24,7 @@ def measured_units() -> list[dict[str, Any]]:
     return units
 
 
-def place_and_route_unit(
-    rows: int, columns: int, *, seed: int = 1, target_mhz: float = 150.0
-) -> dict[str, Any]:
+def place_and_route_unit(rows: int, columns: int) -> dict[str, Any]:
     """``lut``, ``ff``, ``bram``, ``dsp`` and ``mhz`` (a static timing estimate) of a ``TensorUnit`` on an
     LFE5U-85F of speed grade 6, in the module of ``framed``. Takes minutes.
 
@@ -36,13 +35,13 @@ def place_and_route_unit(
     with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
         folder = Path(name)
         netlist = synthesized(folder, _framed(unit))
-        area_and_clock = routed(folder, netlist, _DEVICE[1:], seed, target_mhz)
+        area_and_clock = routed(folder, netlist, _DEVICE[1:], _SEED, _TARGET_MHZ)
     return {
         "rows": unit.rows,
         "columns": unit.columns,
         "device": _DEVICE[0],
         "speed": 6,
-        "seed": seed,
+        "seed": _SEED,
         **area_and_clock,
         "provenance": "measured-pnr",
         "versions": versions,

@@ -129,12 +129,7 @@ class _Sizes(NamedTuple):
 
 
 def choose(
-    layers: tuple[int, ...],
-    batch: int,
-    *,
-    clock_hz: float,
-    dsps: int = LFE5U_85F_DSPS,
-    clock_provenance: str = "assumed",
+    layers: tuple[int, ...], batch: int, *, clock_hz: float, dsps: int = LFE5U_85F_DSPS
 ) -> LearnerModel:
     """The model with the fewest cycles and at most ``dsps`` multipliers, of all whose DP is a power of two.
 
@@ -167,7 +162,7 @@ def choose(
         for layer_forward in forward:
             path = _joined(layer_forward, path, operator.add, most)
         units = tuple(unit for _, unit in sorted(path[-1].units))
-        models.append(LearnerModel(layers, units, dp, clock_hz, clock_provenance))
+        models.append(LearnerModel(layers, units, dp, clock_hz))
     return min(models, key=lambda model: model.gradient_step_cycles(batch))
 
 
