@@ -211,6 +211,22 @@ def test_a_run_is_evaluated_by_the_common_command_too(folder, capsys):
     assert capsys.readouterr().out.startswith("Perplexity of ")
 
 
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_ranks_of_torchrun_are_the_replicas(path, tmp_path, monkeypatch, launcher):
+    """A fit under torchrun was refused: it had one replica, whatever the number of ranks."""
+    runs = []
+
+    def begun(run, *_):
+        runs.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(topics, "train", begun)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    fit = ("topics", "fit", path, *FIELDS, "--strategy", "all-reduce", "--out", tmp_path / "run")
+    assert main([str(word) for word in (*fit, "--launcher", launcher)]) == 130
+    assert [run.replicas for run in runs] == [3 if launcher == "torchrun" else 1]
+
+
 def test_other_words_are_found_by_their_names_or_refused(folder, capsys, tmp_path):
     other = tmp_path / "docword.other.txt"
     write(generate(documents=5, vocabulary=70, topics=2, seed=0).corpus, other, "uci")

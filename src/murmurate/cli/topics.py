@@ -118,14 +118,17 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, 
     if options.passes is not None and "env-steps" in ends:
         raise Refusal("--passes and --env-steps both say how many documents are read. Leave one out.")
     world = CorpusWorld(path=str(options.corpus))
-    run = dataclasses.replace(run, world=world, env_steps=None if ends else run.env_steps)
-    run = change(run, _with_full_names(rest), verb)
+    base = dataclasses.replace(run, world=world, env_steps=None if ends else run.env_steps)
+    run = change(base, _with_full_names(rest), verb)
+    engine = command_launcher(run.launcher)
+    if (ranks := engine.dictated_replicas()) is not None:
+        run = change(dataclasses.replace(base, replicas=ranks), _with_full_names(rest), verb)
     _warn_of_left_out(cast(CorpusWorld, run.world))
     folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
     if options.passes is not None or not ends:
         passes = default_passes(run) if options.passes is None else options.passes
         run = dataclasses.replace(run, env_steps=max(1, round(passes * run.world.spec().examples)))
-    finish = train(run, folder, command_launcher(run.launcher), stored)
+    finish = train(run, folder, engine, stored)
     return finish, finish.folder or folder
 
 
