@@ -13,6 +13,7 @@ import pytest
 import torch
 from resuming import assert_resumes_exactly, drawn_actions, play, same_steps
 
+from murmurate.cli.options import options
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.spec import EnvSpec
 from murmurate.worlds import _dmc_env
@@ -68,6 +69,19 @@ def test_an_end_within_a_repeated_action_ends_it() -> None:
     simulators.reset(0)
     ends = [int(play(simulators, torch.zeros(1, 1)).truncated) for _ in range(334 + 334)]
     assert [t for t, end in enumerate(ends) if end] == [333, 667]
+
+
+def test_its_own_limit_counts_actions_and_not_their_steps() -> None:
+    world = DmcWorld("pendulum", "swingup", action_repeat=5, max_episode_steps=4)
+    simulators = world.open(1, training=True)
+    simulators.reset(0)
+    assert [bool(play(simulators, torch.zeros(1, 1)).truncated) for _ in range(5)] == [
+        *[False] * 3,
+        True,
+        False,
+    ]
+    about = next(option.about for option in options(world) if option.name == "max-episode-steps")
+    assert about.startswith("number of actions after which")
 
 
 def test_an_early_end_terminates(monkeypatch: pytest.MonkeyPatch) -> None:

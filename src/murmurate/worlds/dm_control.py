@@ -91,7 +91,8 @@ class DmcWorld(ViewedWorld):
     size: width and height of a picture, in pixels. stack: number of latest pictures in an observation.
     action_repeat: steps of the task that an action lasts; rewards are summed.
     camera: number of the task's camera.
-    max_episode_steps: steps after which an episode is truncated, unless the task's time limit is lower.
+    max_episode_steps: number of actions after which an episode is truncated, unless the task's time limit is
+        lower.
     frame_stack: from states, number of latest observations that the agent sees as one.
     rescale_actions: the agent's actions are from -1 to 1, and are scaled to the task's bounds.
     served: simulators run in a separate process, where one that hangs is detected too; simulators that draw
