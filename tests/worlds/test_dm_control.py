@@ -63,6 +63,11 @@ def test_from_states_it_is_the_suite_with_its_time_limit_as_truncation(
     assert simulators.spec.frames_per_step == repeat
 
 
+def test_what_mujoco_warns_of_in_the_suites_models_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    STATES.open(1, training=True).close()  # a setting of the model is deprecated
+    assert not caplog.records
+
+
 def test_an_end_within_a_repeated_action_ends_it() -> None:
     """Three does not divide the thousand steps of an episode; the last action lasts one."""
     simulators = DmcWorld("pendulum", "swingup", action_repeat=3).open(1, training=True)

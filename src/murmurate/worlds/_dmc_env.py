@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from murmurate import errors
-from murmurate.worlds.env_state import Unsavable
+from murmurate.worlds.env_state import Unsavable, silence_mujoco
 from murmurate.worlds.modules import import_triton
 
 _LIBRARIES = "libegl1 libegl-mesa0 libgl1-mesa-dri"
@@ -74,7 +74,9 @@ class DmcEnv(gymnasium.Env[Any, Any]):
     ) -> None:
         # some tasks use it while they are loaded; ``reset`` seeds it for the episodes
         self._random = np.random.RandomState(0)
-        self.env = suite(pixels or picture).load(domain, task, task_kwargs={"random": self._random})
+        module = suite(pixels or picture)
+        with silence_mujoco("mujoco"):
+            self.env = module.load(domain, task, task_kwargs={"random": self._random})
         self.physics = self.env.physics
         self._repeat, self._size, self._camera, self._pixels = action_repeat, size, camera, pixels
         self.render_mode = "rgb_array" if picture else None

@@ -44,7 +44,8 @@ class Unsavable(Exception):
 
 @contextlib.contextmanager
 def silence_mujoco(entry_point: object) -> Iterator[None]:
-    """Keep MuJoCo from writing warnings about gymnasium's models to a log file in the working folder.
+    """Keep MuJoCo from writing warnings about a package's models to a log file in the working folder, or to
+    the terminal.
 
     Does nothing for other environments, or without MuJoCo. Raises ``Refusal`` if MuJoCo cannot be loaded with
     the value that the variable MUJOCO_GL has.
