@@ -91,10 +91,21 @@ def workloads(draw):
     return capacity, seed, sizes, spread, zeros
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*IN_TORCH, *COMPILED])
 @settings(max_examples=40)
 @given(work=workloads(), fan_out=st.integers(2, 64))
 def test_it_is_a_cumulative_sum(backend, work, fan_out):
+    check_cumulative_sum(backend, work, fan_out)
+
+
+@needs_triton
+@settings(max_examples=12)  # in the interpreter each takes as long as ten of the others
+@given(work=workloads(), fan_out=st.integers(2, 64))
+def test_in_triton_it_is_a_cumulative_sum(work, fan_out):
+    check_cumulative_sum("triton", work, fan_out)
+
+
+def check_cumulative_sum(backend, work, fan_out):
     capacity, seed, sizes, spread, zeros = work
     generator = torch.Generator().manual_seed(seed)
     tree, oracle = make(backend, capacity, fan_out), Oracle(capacity)
