@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 import agreeing
+from murmurate.agents._noise import UpdateNoise
 from murmurate.agents.ddpg import DDPG
 from murmurate.agents.sac import SAC
 from murmurate.agents.td3 import TD3
@@ -125,10 +126,21 @@ def test_the_gradient_through_the_limit_of_log_std_is_autograd_s() -> None:
     assert torch.equal(through_limit(slope, log_std.detach()), log_std.grad)
 
 
+def test_the_noise_of_updates_is_of_the_seed_the_rank_and_the_update() -> None:
+    def noise(seed: int, rank: int, update: int) -> tuple[float, ...]:
+        return tuple(UpdateNoise(seed, rank, (1, 3, 2), torch.device("cpu")).of(update).flatten().tolist())
+
+    each = [(seed, rank, update) for seed in (0, 1) for rank in (0, 1) for update in (0, 1, 64, 65)]
+    assert len({noise(*numbers) for numbers in each}) == len(each)
+    assert noise(1, 1, 65) == noise(1, 1, 65)
+
+
 def test_sac_s_updates_are_those_of_the_paper_s_algorithm() -> None:
     made = agent(SAC(polyak=0.1, temperature=0.3, temperature_rate=1e-2), in_double)
     single = made.core._noise.of
-    made.core._noise.of = lambda update: single(update).double()
+    made.core._noise.of = lambda update: single(update).double() / 2
+    with torch.no_grad():
+        made.core.policy.net.biases[-1].view(-1)[-1] = 3.0  # of a log_std, whose limit is 2
     policy, q = mlp(made.core.policy.net), [mlp(made.core.critics, e) for e in range(2)]
     target_q = [mlp(made.core.critics, e) for e in range(2)]
     log_alpha = torch.tensor(0.3).log().double().requires_grad_()
@@ -310,6 +322,7 @@ def test_normalised_observations_are_those_of_the_batches() -> None:
     torch.testing.assert_close(moments.variance, together.var(0, unbiased=False), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("config", [TD3(), SAC(), DDPG()], ids=["td3", "sac", "ddpg"])
 def test_what_it_cannot_learn_is_refused_with_another_agent(config: Any) -> None:
     discrete = EnvSpec("chess", (3,), torch.float32, actions=4)

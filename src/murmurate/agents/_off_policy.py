@@ -24,7 +24,7 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
     # high - low must be finite in float32, the dtype in which actions are scaled
     bounds = zip(spec.action_low, spec.action_high, strict=True)
-    if not all(high - low <= np.finfo(np.float32).max for low, high in bounds):
+    if not all(high - low <= float(np.finfo(np.float32).max) for low, high in bounds):
         raise ValueError(
             f"{agent} learns actions scaled by their bounds, and {spec.name} has actions without bounds. "
             "Give it an action_space with finite bounds in a function that makes it (--env FILE.py:NAME, "
