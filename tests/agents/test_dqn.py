@@ -207,7 +207,9 @@ def test_it_finds_the_values_of_a_chain(dueling: bool) -> None:
     made = agent(learning_rate=3e-3, target_every=25, dueling=dueling, hidden=32)
     g = torch.Generator().manual_seed(0)
     places = torch.eye(5)
-    for _ in range(3000):
+    for update in range(1200):
+        if update == 1000:
+            made.replica.optimizer.param_groups[0]["lr"] = 3e-4
         place = torch.randint(5, (32,), generator=g)
         action = torch.randint(3, (32,), generator=g)
         after = torch.where(action == 1, place + 1, place - 1).clamp(0)

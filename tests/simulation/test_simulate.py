@@ -158,7 +158,7 @@ def test_the_simulators_of_a_crashed_member_are_closed(tmp_path):
 def test_many_members_may_come_back_while_others_are_told_of_deaths(tmp_path):
     """With more than a hundred members, asking whether one is lost lets others run."""
     cluster = Cluster(compute="straggler:0.01,4", crash_every_seconds=0.001, restart_after_seconds=0.002)
-    summary = result(tmp_path / "run", run_of("gala", replicas=110, updates=6), cluster)
+    summary = result(tmp_path / "run", run_of("gala", replicas=110, updates=3), cluster)
     assert summary["faults"]["joined"] > 10
 
 
@@ -197,7 +197,7 @@ def test_many_replicas_write_few_lines_and_few_write_their_own(tmp_path):
     assert {r["joined_replicas"] for r in lines} == {20}
     assert lines[-1]["env_steps"] == lines[-1]["total_env_steps"] == 20 * 10 * 8
     crashing = Cluster(lines=20, crash_every_seconds=0.02, restart_after_seconds=0.01)
-    result(tmp_path / "crashing", run_of(replicas=20, updates=40), crashing)
+    assert result(tmp_path / "crashing", run_of(replicas=20, updates=15), crashing)["faults"]["died"] > 5
     lines = [r for r in read_metrics(tmp_path / "crashing" / "metrics.jsonl") if "kind" not in r]
     for name in ("waiting_seconds", "computing_seconds", "bytes_exchanged"):  # also where one has died
         counts = [line[name] for line in lines]
