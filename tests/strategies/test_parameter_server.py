@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from murmurate.fabric.interface import FabricError
+from murmurate.fabric.interface import FabricError, Message
 from murmurate.strategies.parameter_server import ParameterServer
 from strategies.manual_fabric import Company
 
@@ -91,6 +91,14 @@ def test_a_missed_deadline_goes_on_and_the_answer_is_taken_when_it_comes():
     company.fabric.while_waiting = company.serve
     assert company.step(0, 4.0) == (-7.0, 1, 2, 0)  # the late answer, the push of 6, its answer: one round
     assert company.value() == -7.0
+
+
+def test_a_reply_that_is_no_longer_awaited_is_not_taken():
+    """A process that takes the place of another may find the replies to that one's pushes."""
+    company = Company(ParameterServer(wait=False), 1, start=0.0, served=False)
+    company.fabric.mail[0, "parameters"].append(Message(1, torch.tensor([100.0], dtype=torch.float64), 9.0))
+    assert company.step(0, 1.0) == (-1.0, 0, 1, 1)
+    assert company.step(0, 2.0) == (-3.0, 0, 1, 2)
 
 
 class TestDelayBound:
