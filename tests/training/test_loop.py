@@ -37,13 +37,13 @@ def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:
 
 
 def learn(
-    run: Run, folder: Path, restored: list[Restored] | None = None, act: Any = None
+    run: Run, folder: Path, restored: list[Restored] | None = None, act: Any = None, **faults: Any
 ) -> list[TrainingLoop]:
     """Every replica's ``TrainingLoop`` after its ``run_to_end`` (or after ``act``), on a simulated fabric."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     run_state = RunState(run.replicas)
     run_state.open()
-    fabric = SimulatedFabric(run.replicas, seed=run.seed, keep_log=False)
+    fabric = SimulatedFabric(run.replicas, seed=run.seed, keep_log=False, **faults)
 
     def role(rank: int, member: Any) -> TrainingLoop:
         torch.set_num_threads(1)
@@ -70,6 +70,18 @@ def test_updates_are_per_replica_and_env_steps_are_the_total(tmp_path: Path) -> 
         assert learning.learner.clock == 4
     first, second = learn(a_run("gala", updates=None, env_steps=total), tmp_path / "c")
     assert total <= first.env_steps + second.env_steps <= total + per_update
+
+
+def test_what_the_dead_have_made_counts_among_the_env_steps(tmp_path: Path) -> None:
+    run = a_run(updates=None)
+    per_update = run.source.simulators * run.learner.steps
+    total = 20 * per_update
+    run = dataclasses.replace(run, env_steps=total)
+    survivor, dead = learn(run, tmp_path, crashes={1: 20})
+    assert isinstance(dead, BaseException)
+    of_the_dead = survivor.context.run_state.env_steps(1)
+    assert 2 * per_update < of_the_dead < total // 2
+    assert total <= survivor.env_steps + of_the_dead <= total + per_update
 
 
 def test_whichever_end_comes_first(tmp_path: Path) -> None:
