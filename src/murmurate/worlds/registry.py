@@ -34,8 +34,8 @@ def world(name: str) -> SimulatorWorld:
     if missing is not None and not difflib.get_close_matches(name, known, n=1, cutoff=0.8):
         raise missing
     if re.search(r"-v\d+$", name):
-        module = str(_gym_env.registered(name).entry_point).partition(".")[0]
-        written = _gym_env.PREFIX + (name if module == "gymnasium" else f"{module}:{name}")
+        package = str(_gym_env.registered(name).entry_point).partition(".")[0]
+        written = _gym_env.PREFIX + (name if package == "gymnasium" else f"{package}:{name}")
         raise errors.Refusal(f"There is no world called '{name}'. The environment of that id is {written}.")
     raise errors.unknown("world", name, known)
 
