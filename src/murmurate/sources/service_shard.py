@@ -336,10 +336,8 @@ class ReplayShard:
     # -- the learner ------------------------------------------------------------------------------------
 
     def _report_counts(self) -> None:
-        limiter = self.limiter
-        replay_size = len(self.replay)
-        counts = Counts(limiter.inserted, limiter.drawn, replay_size, self._version, self._restarts)
-        self._counts.set(counts)
+        inserted, drawn = self.limiter.inserted, self.limiter.drawn
+        self._counts.set(Counts(inserted, drawn, len(self.replay), self._version, self._restarts))
         self._counts.beat()
         if self._episodes and self._may_send():
             count = min(_MAX_EPISODES, len(self._episodes))
