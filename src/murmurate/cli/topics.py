@@ -37,37 +37,15 @@ from murmurate.training.data_record import check_data, read_fingerprint, refuse_
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.session import Finish, train
+from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
 
 _LEAST_UPDATES = 60
 _FULL_NAMES = {  # of options that ``fit`` also takes by a shorter name
-    **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
-    **{
-        name: f"agent.{name}"
-        for name in ("step-rule", "rate", "delay", "forgetting", "init", "validate-every")
-    },
-    **{
-        name: f"world.{name}"
-        for name in (
-            "kind",
-            "vocabulary",
-            "validation",
-            "test",
-            "skip-bad",
-            "cache",
-            "one-based",
-            "transpose",
-            "vocabulary-size",
-            "min-letters",
-            "stop-words",
-            "min-df",
-            "max-df",
-            "max-vocabulary",
-            "bigrams",
-            "column",
-            "name-column",
-        )
-    },
+    field.name.replace("_", "-"): f"{part}.{field.name.replace('_', '-')}"
+    for part, config in (("agent", TopicModel), ("world", CorpusWorld))
+    for field in dataclasses.fields(config)
+    if field.name not in ("path", "split_seed")
 }
 _SHORT_NAMES = {full: short for short, full in _FULL_NAMES.items()}
 _FULL_NAME = re.compile(r"(?:--)?\b((?:agent|world)\.[a-z][a-z_-]*[a-z])")
