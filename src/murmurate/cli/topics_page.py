@@ -25,14 +25,6 @@ from murmurate.workloads.topics import Topics
 _SIMILAR_DIVERSITY = 0.4  # diversity below which topics are hard to distinguish
 _MOST_DOCUMENTS = 20_000  # for coherence and sample documents
 _SAMPLE_LETTERS = 220
-_FIGURES = (
-    "test_documents",
-    "perplexity",
-    "perplexity_bound",
-    "perplexity_bound_full",
-    "coherence",
-    "diversity",
-)
 
 
 def show_command(options: argparse.Namespace, rest: list[str]) -> int:
@@ -138,7 +130,7 @@ def _figures(fitted: FittedTopics) -> list[Figure]:
         summary = read_object(fitted.folder / "summary.json")
     except (OSError, ValueError):
         return []
-    known = {name: summary[name] for name in _FIGURES if isinstance(summary.get(name), (int, float))}
+    known = {name: value for name, value in summary.items() if isinstance(value, (int, float))}
     return explained(known, fitted.vocabulary_size)
 
 
