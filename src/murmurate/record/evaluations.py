@@ -20,7 +20,7 @@ from murmurate.record.figures import (
 )
 from murmurate.record.groups import RunGroup, only_run
 from murmurate.record.runs import Axis, Evaluations
-from murmurate.record.sections import LegendKey, Section, legend
+from murmurate.record.sections import TIME_AXES, LegendKey, Section, legend
 
 
 def evaluations(groups: Sequence[RunGroup]) -> list[Section]:
@@ -38,11 +38,10 @@ def evaluations(groups: Sequence[RunGroup]) -> list[Section]:
         keys = [LegendKey("mean", "accent"), LegendKey("± standard error", "accent", "block")]
         if has_games:
             keys.append(LegendKey("lowest to highest game", "accent", "thin"))
-    svgs = [svg(_draw(evaluated, axis, curve["label"]), name=f"evaluations by {axis}") for axis in _AXES]
+    svgs = [
+        svg(_draw(evaluated, axis, curve["label"]), name=f"evaluations by {axis}") for axis, _ in TIME_AXES
+    ]
     return [Section(f"{curve['title']} while it learned", f"{curve['text']} {text}.".strip(), keys, svgs)]
-
-
-_AXES: tuple[Axis, ...] = ("total_env_steps", "time_seconds")
 
 
 def _draw(groups: Sequence[RunGroup], axis: Axis, label: str) -> Draw:

@@ -21,7 +21,7 @@ _RETURNS = "Training return, sampled"
 _ROUNDING = 1e-6  # the disagreement of equal float32 vectors is at most about a tenth of this
 _ROUTINE_EVENTS = frozenset({"checkpoint", "finished"})  # events that a comparison leaves out
 _LINE_STYLES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
-_TIME_AXES: tuple[tuple[Axis, str], ...] = (("total_env_steps", "env steps"), ("time_seconds", "time"))
+TIME_AXES: tuple[tuple[Axis, str], ...] = (("total_env_steps", "env steps"), ("time_seconds", "time"))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def returns(groups: Sequence[RunGroup]) -> Section:
     size = (5.2, 2.9) if only_run(groups) else (4.5, 3.2)
     svgs = [
         svg(drawings.curves(groups, "return_mean", axis, label), *size, name=f"return by {name}")
-        for axis, name in _TIME_AXES
+        for axis, name in TIME_AXES
     ]
     text = (
         "Unclipped returns of whole training games, in which the agent draws its actions and explores (the "
@@ -129,7 +129,7 @@ def success_rate(groups: Sequence[RunGroup]) -> list[Section]:
             drawings.curves(groups, "success_rate", axis, label, from_zero=True),
             name=f"success rate by {name}",
         )
-        for axis, name in _TIME_AXES
+        for axis, name in TIME_AXES
     ]
     text = "Share of training episodes that reached the world's goal; the agent explores in them."
     return [Section("Success rate in training, sampled", text, legend(groups), svgs)]
@@ -146,7 +146,7 @@ def evaluation_curves(groups: Sequence[RunGroup]) -> list[Section]:
             continue
         svgs = [
             svg(drawings.curves(with_data, metric, axis, curve["label"]), name=f"{metric} by {axis}")
-            for axis, _ in _TIME_AXES
+            for axis, _ in TIME_AXES
         ]
         sections.append(Section(title, curve["text"], legend(with_data), svgs))
     return sections
