@@ -65,7 +65,7 @@ def disagreement(group: RunGroup) -> Section:
 
 def proposition_section(run: RecordedRun) -> Section | None:
     """GALA's Proposition 1 from recorded versions; None for a run that recorded no window."""
-    if not run.has_windows:
+    if not any("gossip_window" in record for record in run.records):
         return None
     title, bounds = "The epsilon-ball, from recorded versions", window_bounds(run)
     if not bounds:

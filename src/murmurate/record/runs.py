@@ -199,11 +199,6 @@ class RecordedRun:
     def has(self, key: str) -> bool:
         return any(isinstance(record.get(key), (int, float)) for record in self.records)
 
-    @property
-    def has_windows(self) -> bool:
-        """Whether the run recorded windows (``gossip_window``)."""
-        return any("gossip_window" in record for record in self.records)
-
     def series(self, key: str) -> dict[int, Series]:
         """``key`` over the run by replica, without replicas that never recorded it as a number."""
         series: dict[int, Series] = {}
