@@ -50,7 +50,6 @@ class Recorder:
         self._started_at = started_at - offset_seconds
         self._clock = clock
         self._latest: dict[str, Any] = {"env_steps": 0, "updates": 0}
-        self._descriptor = -1
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self.path, flags, 0o644)
