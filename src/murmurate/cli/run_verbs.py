@@ -268,8 +268,7 @@ def report_end(finish: Any, folder: Path) -> int:
     is_interrupted = finish.code in _INTERRUPTED
     if is_interrupted and not saved and finish.resumable:
         print(kept_sentence(folder))
-    is_resumable = saved and is_interrupted
-    next_command = "resume" if is_resumable else finish.run.evaluation.next_command
+    next_command = "resume" if saved and is_interrupted else finish.run.evaluation.next_command
     if finish.evaluation_cut:
         if not failed:
             print("Training is complete; only its evaluation was cut")

@@ -71,7 +71,9 @@ class Sweep:
             )
             return 128 + stopped
         self._conclude()
-        return self._code()
+        if not any(self.codes.values()):
+            return 0
+        return REFUSED if all(code == REFUSED for code in self.codes.values()) else FAILED
 
     @property
     def command(self) -> str:
@@ -142,11 +144,6 @@ class Sweep:
                     f"The cause: {refusal}"
                 ) from refusal
             self.say(f"The runs are in {self.folder}, their report is {written}")
-
-    def _code(self) -> int:
-        if not any(self.codes.values()):
-            return 0
-        return REFUSED if all(code == REFUSED for code in self.codes.values()) else FAILED
 
 
 def scores_line(summaries: Sequence[dict[str, Any]], run: Run) -> str:
