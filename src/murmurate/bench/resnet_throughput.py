@@ -74,10 +74,9 @@ def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
 
 
 def plain(python: str, engine: str, data: str, plan: ResNetPlan, where: Path) -> Racer:
-    progress = where / f"{engine}-{data}" / "progress.jsonl"
-    settings = (str(where / "images"), str(plan.size), str(plan.batch), str(plan.classes), str(progress))
+    settings = (str(where / "images"), str(plan.size), str(plan.batch), str(plan.classes))
     command = [python, "-m", "murmurate.bench._plain_images", engine, data, *settings]
-    return Racer(f"{engine} {data}", command, progress)
+    return _commands.appending(f"{engine}-{data}", command, where)
 
 
 def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
