@@ -12,7 +12,7 @@ from a_run_folder import write_records, write_run
 
 from murmurate.record import comparison, groups
 from murmurate.record.drawings import classes
-from murmurate.record.figures import byte_size
+from murmurate.record.figures import byte_size, tick_text
 from murmurate.record.groups import grouped
 from murmurate.record.runs import open_run, sum_of_paths
 
@@ -257,6 +257,7 @@ def test_classes_cover_all_values_once_and_grow() -> None:
         "3.25 MB",
         "8.16 GB",
     ]
+    assert [tick_text(v) for v in (9999.7, 999_970.0, 9999, -0.02, 0)] == ["10k", "1M", "9999", "−0.02", "0"]
     assert [byte_size(v) for v in (999.7, 999_700, 999_400, 999_990_000)] == [
         "1 kB",
         "1 MB",

@@ -121,6 +121,7 @@ def percent_axis(axis: Any) -> None:
 
 def tick_text(value: float) -> str:
     """A number at a tick of an axis: 0, 0.02, 250, 1.5k, 2M."""
+    value = float(f"{value:.4g}")  # before the unit is chosen: 9999.7 is 10k
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * (10 if suffix == "k" else 1):
             return f"{value / size:.4g}{suffix}"
@@ -139,8 +140,9 @@ def number_text(value: float | int | None) -> str:
 
 def byte_size(value: float) -> str:
     """A number of bytes as text: 512 B, 20 kB, 3 MB."""
+    value = float(f"{value:.3g}")  # before the unit is chosen: 999,700 B are 1 MB
     for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= 0.9995 * unit:  # three digits round up to it
+        if abs(value) >= unit:
             return f"{value / unit:.3g} {suffix}"
     return f"{value:.3g} B"
 
