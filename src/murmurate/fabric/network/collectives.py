@@ -149,11 +149,8 @@ class NetworkCollectives:
                 endpoint.wait(done, _GRACE_SECONDS)
             result = self._result_of(number)
             if self._mismatch or result is None:
-                raise FabricError(
-                    self._mismatch
-                    or state.failed.get(number)
-                    or self._missing_message(number, self._silent(number))
-                )
+                missing = self._missing_message(number, self._silent(number))
+                raise FabricError(self._mismatch or state.failed.get(number) or missing)
             if endpoint.rank not in result.members:
                 raise FabricError(self._left_out_message(endpoint.rank))
             return result
