@@ -115,6 +115,19 @@ def test_a_member_that_has_finished_waits_for_the_others_as_long_as_the_leader_l
     assert list(looks) == [], "it looked until the leader was gone"
 
 
+def test_a_job_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
+    """The constructor's TypeError was all that told of it."""
+    spec = JobSpec("test", 1, 2, Process.this(), None, "", str(tmp_path), "", 0.0)
+    plain = dataclasses.asdict(spec)
+    assert JobSpec.restored(plain) == spec
+    for other in ({"versions": "murmurate 0.0.9"}, {"versions": "murmurate 0.0.9", "field": 1}):
+        with pytest.raises(Refusal, match=r"rank 0 has murmurate 0\.0\.9, and this host murmurate"):
+            JobSpec.restored({**plain, **other})
+    del plain["versions"]
+    with pytest.raises(Refusal, match="Install the same on every host"):
+        JobSpec.restored(plain)
+
+
 def test_an_announcement_of_an_earlier_start_is_not_taken(server: TCPStore) -> None:
     epochs = set()
     for number in ("first", "second"):

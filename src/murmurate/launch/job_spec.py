@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from murmurate import __version__
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
@@ -32,6 +35,12 @@ _LINGER_SECONDS = 5.0
 _COLLECTIVE_SECONDS = 60.0
 
 
+def _versions() -> str:
+    """The versions that must be the same on all hosts, in words; of torch without the kind of its build."""
+    of_torch, python = torch.__version__.partition("+")[0], sys.version_info
+    return f"murmurate {__version__}, torch {of_torch} and Python {python[0]}.{python[1]}"
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """What the leader announces to all members about one epoch of a run; a new one begins when members are
@@ -46,6 +55,7 @@ class JobSpec:
     started_at, elapsed_seconds: start of the run on the leader's clock, and the time since then.
     resume: the checkpoint to continue from; None for a run that begins.
     compression: compression of vectors that are sent over the network.
+    versions: what the leader has installed.
     """
 
     run_id: str
@@ -60,10 +70,17 @@ class JobSpec:
     elapsed_seconds: float = 0.0
     resume: Resume | None = None
     compression: Compression = "none"
+    versions: str = field(default_factory=_versions)
 
     @classmethod
     def restored(cls, plain: dict[str, Any]) -> JobSpec:
-        """The JobSpec whose ``dataclasses.asdict`` was sent as JSON."""
+        """The JobSpec whose ``dataclasses.asdict`` was sent as JSON. Raises Refusal if it is of another
+        version."""
+        if plain.get("versions") != (here := _versions()):
+            raise Refusal(
+                f"rank 0 has {plain.get('versions', 'another version of murmurate')}, and this host {here}. "
+                "Install the same on every host."
+            )
         offer, resume = plain["offer"], plain["resume"]
         if resume is not None:
             parts = {int(rank): source for rank, source in resume["parts"].items()}
