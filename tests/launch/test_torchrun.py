@@ -22,7 +22,9 @@ from murmurate.fabric.processes.spawn import REFUSED, Exit
 from murmurate.launch import launcher, torchrun
 from murmurate.launch.host_memory import Process
 from murmurate.recipes import recipe
+from murmurate.strategies import strategies
 from murmurate.training import checkpoint
+from murmurate.training.run import Run
 
 pytestmark = pytest.mark.timeout(900)
 _ENGINE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -252,6 +254,22 @@ def test_a_refusal_names_the_host_and_is_heard_before_its_silence(elsewhere: boo
     assert str(refusal.value) == "on host-b: " * elsewhere + "this host cannot listen at nosuch"
     host.run_state.has_saved = lambda *_: True
     torchrun._raise_ends(elastic, host, None)  # type: ignore[arg-type]
+
+
+def test_a_rank_with_other_options_than_rank_0_is_refused() -> None:
+    """Which of two commands counted was chance: that of the host where torch elastic put rank 0."""
+    own = recipe("cartpole-a2c")
+    learner: Any = own.learner
+
+    def by(**fields: Any) -> Run:
+        return dataclasses.replace(own, learner=dataclasses.replace(learner, **fields))
+
+    own, leaders = by(precision="auto"), by(precision="float32")  # which rank 0 has chosen
+    torchrun._refuse_other_options(own, leaders)
+    with pytest.raises(Refusal, match=r"other options than rank 0 \(agent\.learning_rate, seed\)"):
+        torchrun._refuse_other_options(dataclasses.replace(by(learning_rate=0.5), seed=2), leaders)
+    with pytest.raises(Refusal, match=r"strategy.name"):
+        torchrun._refuse_other_options(dataclasses.replace(own, strategy=strategies()["gala"]()), leaders)
 
 
 # -- before anything is changed ---------------------------------------------------------------------------

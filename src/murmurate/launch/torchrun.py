@@ -8,8 +8,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
@@ -23,10 +24,11 @@ from murmurate.launch.rendezvous import Environment, RankInfo, Rendezvous
 from murmurate.launch.role import leave_unless_stopping, prepare_process, run_member
 from murmurate.launch.secret import VARIABLE, user_secret
 from murmurate.training.coordinator import Coordinator
+from murmurate.training.data_record import without_places
 from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
-from murmurate.training.run_folder import write_roles
+from murmurate.training.run_folder import plain, write_roles
 from murmurate.training.worker_context import FINAL_REQUEST, Resume
 
 _POLL_SECONDS = 0.1
@@ -242,12 +244,13 @@ def _write_roles(folder: Path, elastic: ElasticRanks, own_ranks: list[int]) -> N
 class ElasticRanks(Rendezvous):
     """This process among torch elastic's ranks (see ``murmurate.training.launcher.Ranks``)."""
 
-    def follow(self, read: Callable[[Path], Run]) -> int:
-        spec = self.join()
+    def follow(self, own: Run, read: Callable[[Path], Run]) -> int:
         rank = self.environment.rank
         try:
+            spec = self.join()
             check_folder(spec)
             run = read(Path(spec.folder))
+            _refuse_other_options(own, run)
             host = MemberHost(spec, self.store, [rank], leads=False, address=self.address())
         except Refusal as refusal:
             self.report(Exit(REFUSED, str(refusal)))
@@ -271,6 +274,26 @@ class ElasticRanks(Rendezvous):
         if code is None:
             raise RunFailed("rank 0 is gone before it could save the last checkpoint")
         return code
+
+
+def _refuse_other_options(own: Run, leaders: Run) -> None:
+    """Raise Refusal if this rank was asked for another Run than the leader's; ``auto`` is whatever the leader
+    took it for."""
+    differing = list(_differing(plain(without_places(own)), plain(without_places(leaders))))
+    if differing:
+        raise Refusal(
+            f"this rank was started with other options than rank 0 ({', '.join(differing[:5])}): give every "
+            "host the same command."
+        )
+
+
+def _differing(own: dict[str, Any], leaders: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in own.items():
+        theirs = leaders.get(name)
+        if isinstance(value, dict) and isinstance(theirs, dict):
+            yield from _differing(value, theirs, f"{prefix}{name}.")
+        elif value not in (theirs, "auto"):
+            yield prefix + name
 
 
 @functools.cache

@@ -81,12 +81,12 @@ def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run
 
     read: returns the Run of a run folder (``recipes.stored``).
     """
-    run = resolved(prepared(run, launcher))
-    ranks = launcher.adopt()
+    run, ranks = prepared(run, launcher), launcher.adopt()
+    if ranks is not None and not ranks.leads:
+        return Finish(ranks.follow(run, read), None)
+    run = resolved(run)
     if ranks is None:
         return _begin(run, folder, launcher, None)
-    if not ranks.leads:
-        return Finish(ranks.follow(read), None)
     with _refuse_all_ranks(ranks):
         earlier_folder = ranks.earlier_folder()
         if earlier_folder is None:
@@ -187,7 +187,7 @@ def resume(
     preflight(without_initial(run), launcher)
     ranks = launcher.adopt()
     if ranks is not None and not ranks.leads:
-        return Finish(ranks.follow(read), None)
+        return Finish(ranks.follow(run, read), None)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
         with locked(folder):
             check_data(folder, run.world)  # first, because with other data a checkpoint may not fit either
