@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ import torch
 import murmurate
 from launch.test_torchrun import Ranks
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.spawn import Died
+from murmurate.fabric.processes.spawn import REFUSED, Died, Exit
 from murmurate.launch import script_ranks
+from murmurate.strategies.gala import GALA
 from sessions import session
 from waiting import DEADLINE_SECONDS, until
 
@@ -230,6 +232,23 @@ def test_what_does_not_fit_the_ranks_is_refused(given, sentence, monkeypatch) ->
         monkeypatch.setenv(name, value)
     with pytest.raises(Refusal, match=sentence):
         murmurate.run(nothing, **given)
+
+
+def test_a_rank_with_other_settings_tells_rank_0() -> None:
+    """Rank 0 waited for it for a minute, and said that it had died."""
+    reports: list[Exit] = []
+    rendezvous = SimpleNamespace(
+        environment=SimpleNamespace(rank=1),
+        leads=False,
+        begin=list,
+        join=lambda: SimpleNamespace(proof="of other settings"),
+        report=reports.append,
+    )
+    settings = SimpleNamespace(strategy=GALA(), grid=(1, 1), seed=3, workers=1, collectives=False)
+    members = script_ranks._Members(settings, rendezvous)  # type: ignore[arg-type]
+    with pytest.raises(Refusal, match="with other settings") as refusal, members:
+        pass
+    assert reports == [Exit(REFUSED, str(refusal.value))]
 
 
 def test_hogwild_over_several_hosts_is_refused(monkeypatch) -> None:

@@ -146,15 +146,11 @@ class _Members:
         fingerprint = _fingerprint(settings)
         rendezvous.begin()
         if not self.leads:
-            self.spec = rendezvous.join()
-            if self.spec.proof != fingerprint:
-                raise Refusal(
-                    "this rank calls murmurate.run with other settings (strategy, parts, seed, workers or "
-                    "collectives) than rank 0: give all ranks the same."
-                )
-            self.host = MemberHost(
-                self.spec, rendezvous.store, [self.rank], leads=False, address=rendezvous.address()
-            )
+            try:
+                self._join(fingerprint)
+            except Refusal as refusal:
+                rendezvous.report(Exit(REFUSED, str(refusal)))
+                raise
             return self
         if settings.strategy.centre:
             settings.pickled()  # raises Refusal if they cannot be sent to the centre's process
@@ -185,6 +181,17 @@ class _Members:
         self.host.run_state.detach()
         self.host.close()
         self.rendezvous.close()
+
+    def _join(self, fingerprint: str) -> None:
+        """Become a member of rank 0's job. Raises Refusal."""
+        self.spec = self.rendezvous.join()
+        if self.spec.proof != fingerprint:
+            raise Refusal(
+                "this rank calls murmurate.run with other settings (strategy, parts, seed, workers or "
+                "collectives) than rank 0: give all ranks the same."
+            )
+        address = self.rendezvous.address()
+        self.host = MemberHost(self.spec, self.rendezvous.store, [self.rank], leads=False, address=address)
 
     # -- while main runs
 
