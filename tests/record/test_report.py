@@ -548,12 +548,18 @@ def test_settings_are_printed_in_full_and_measured_figures_rounded(tmp_path: Pat
     run, summary = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("run", "summary")
     )
-    run |= {"discount": 0.9997, "rates": [0.00012345, 1.0]}
+    agent = {"network": "", "clip": None, "torso": "mlp"}
+    run |= {"discount": 0.9997, "rates": [0.00012345, 1.0], "agent": agent}
     (tmp_path / "run" / "run.json").write_text(json.dumps(run))
     (tmp_path / "run" / "summary.json").write_text(json.dumps({**summary, "agreement": 0.98765}))
     words = words_of(page_of(tmp_path / "run"))
     assert words.count("mixing 0.99951") == 2  # in the heading and among the settings
-    for expected in ("discount 0.9997", "rates 0.00012345, 1 ", "agreement 0.988 "):
+    for expected in (
+        "discount 0.9997",
+        "rates 0.00012345, 1 ",
+        "agreement 0.988 ",
+        "network none, clip none, torso mlp",
+    ):
         assert expected in words
 
 

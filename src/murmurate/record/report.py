@@ -256,4 +256,6 @@ def _text(value: Any, number: Callable[[float], str]) -> str:
         return ", ".join(_text(element, number) for element in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None or value == "":
+        return "none"
     return number(value) if isinstance(value, float) else str(value)
