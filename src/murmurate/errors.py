@@ -99,9 +99,11 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """A question with the known name that is nearest to ``given``, after a space; empty if none is near."""
-    similar = difflib.get_close_matches(given, sorted(known), n=1, cutoff=0.5)
-    return f" Did you mean '{similar[0]}'?" if similar else ""
+    """A question with the known name that is nearest to ``given``, whatever letters are capital, after a
+    space; empty if none is near."""
+    by_small = {name.lower(): name for name in sorted(known)}
+    similar = difflib.get_close_matches(given.lower(), by_small, n=1, cutoff=0.5)
+    return f" Did you mean '{by_small[similar[0]]}'?" if similar else ""
 
 
 def no_recipe(algorithm: str, world: str, worlds: Iterable[str]) -> Refusal:

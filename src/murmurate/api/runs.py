@@ -232,12 +232,14 @@ def _base_run(recipe: str | Run | None, env: str | Callable[..., Any] | None, al
             )
         return recipes.recipe(recipe) if isinstance(recipe, str) else recipe
     if recipe is not None:
-        raise Refusal(f"recipe is {recipe!r}; it takes a name (murmurate list recipes), or a Run.")
+        remedy = " An environment is given as env=." if callable(recipe) else ""
+        raise Refusal(f"recipe is {recipe!r}; it takes a name (murmurate list recipes), or a Run.{remedy}")
     if env is None or algorithm is None:
         raise Refusal(
             'say what to train: train("cartpole-a2c"), or train(env=make_env, algorithm="a2c"). '
             "See: murmurate list recipes"
         )
+    recipes.check_algorithm(algorithm)
     world = world_of(env)
     run = recipes.recipe(f"{world.name}-{algorithm}")
     return dataclasses.replace(run, world=world)

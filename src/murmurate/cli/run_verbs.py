@@ -118,18 +118,13 @@ def recipe_run(options: argparse.Namespace, rest: Sequence[str] = ()) -> Any:
 
     Raises Refusal if there is no such recipe, algorithm or strategy, or none is named.
     """
-    from murmurate.recipes import algorithms, recipe, recipe_of
+    from murmurate.recipes import recipe, recipe_of
     from murmurate.strategies import strategy
 
     env, algorithm = getattr(options, "env", None), getattr(options, "algorithm", None)
     if env is not None or algorithm is not None:
         if env is None or algorithm is None or options.recipe:
             raise _half_named(options, rest)
-        if algorithm not in (known := algorithms()) and algorithm.lower() in known:
-            raise Refusal(
-                f"There is no algorithm called '{algorithm}'. Did you mean '{algorithm.lower()}'? "
-                "See: murmurate list recipes"
-            )
         run = recipe_of(env, algorithm)
         options.recipe, options.env, options.algorithm = run.recipe, None, None  # the recipe names both
     elif not options.recipe:

@@ -96,10 +96,15 @@ def recipe(name: str) -> Run:
 def recipe_of(env: str, algorithm: str) -> Run:
     """The Run of an algorithm in an environment of the user's own, named as ``worlds.own.world_name`` reads
     it. Raises Refusal."""
-    if algorithm not in algorithms():
-        hint = did_you_mean(algorithm, algorithms())
-        raise Refusal(f"There is no algorithm called '{algorithm}'.{hint} See: murmurate list recipes")
+    check_algorithm(algorithm)
     return recipe(f"{world_name(env)}-{algorithm}")
+
+
+def check_algorithm(name: str) -> None:
+    """Raise Refusal, with the nearest name, if no recipes are of an algorithm of that name."""
+    if name not in algorithms():
+        hint = did_you_mean(str(name), algorithms())
+        raise Refusal(f"There is no algorithm called '{name}'.{hint} See: murmurate list recipes")
 
 
 def stored(folder: Path) -> Run:
