@@ -188,6 +188,7 @@ class _Misspelt(murmurate.Callback):
         ({"recipe": _Misspelt}, "An environment is given as env="),
         ({"env": "CartPole-v1", "algorithm": "A2C"}, "no algorithm called 'A2C'. Did you mean 'a2c'?"),
         ({"strategy": "GALA"}, "Did you mean 'gala'"),
+        ({"strategy": "DDP"}, "Did you mean 'all-reduce'"),
         ({"agent": {"learning_rte": 1.0}}, "agent has no field 'learning_rte'. Did you mean 'learning_rate'"),
         ({"learning_rate": 1.0}, "Did you mean agent={'learning_rate': ...}"),
         ({"agent": {"learning_rate": "fast"}}, "agent.learning_rate is 'fast'; it must be float"),

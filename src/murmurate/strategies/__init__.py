@@ -10,6 +10,11 @@ from murmurate import plugins
 from murmurate.errors import Refusal, unknown
 from murmurate.strategies.interface import Strategy
 
+# names of the same algorithms elsewhere
+_ELSEWHERE = {
+    "ddp": "all-reduce", "diloco": "local-sgd", "downpour": "parameter-server", "easgd": "elastic",
+}  # fmt: skip
+
 
 def strategies() -> dict[str, type[Strategy]]:
     """Every strategy by its command-line name (see ``plugins``). Raises Refusal where two have one name, and
@@ -35,6 +40,10 @@ def _refuse_field_without_default(kind: type[Strategy]) -> None:
 def strategy(name: str) -> type[Strategy]:
     """The strategy called ``name``. Raises Refusal with the nearest name if there is none."""
     available = strategies()
+    if (ours := _ELSEWHERE.get(name.lower())) and name not in available:
+        raise Refusal(
+            f"There is no strategy called '{name}'. Did you mean '{ours}'? Run: murmurate list strategies"
+        )
     if name not in available:
         raise unknown("strategy", name, available)
     return available[name]
