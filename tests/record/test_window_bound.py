@@ -108,7 +108,7 @@ def test_compared_vectors_are_within_the_bound(tmp_path: Path, topology: str, si
 
 def test_a_run_of_gala_records_windows_and_is_within_the_bound(tmp_path: Path) -> None:
     command = (
-        "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --env-steps none --updates 300"
+        "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --env-steps none --updates 130"
     )
     command += " --eval-episodes 1 --record-every-seconds 0.1"
     assert main([*command.split(), "--out", str(tmp_path / "run")]) == 0
