@@ -67,6 +67,17 @@ def test_advantages_are_those_written_out(seed: int) -> None:
     assert data.terminated.any()
 
 
+def test_figures_are_means_over_the_updates() -> None:
+    """At a rate of 0 each pass has the same."""
+    one, three = (agent(learning_rate=0.0, minibatches=1, epochs=epochs) for epochs in (1, 3))
+    batch = Batch(played(one))
+    expected, found = (
+        {name: float(figure) for name, figure in learner.learn(batch).read_metrics().items()}
+        for learner in (one, three)
+    )
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
 @pytest.mark.parametrize("recurrent", [0, 5])
 @pytest.mark.parametrize("minibatches", [1, 3, 4])
 def test_each_pass_takes_every_step_once_with_all_that_belongs_to_it(

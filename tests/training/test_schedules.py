@@ -76,13 +76,30 @@ def test_strategies_that_count_all_updates_and_single_replicas_are_left_alone(
     assert replica.steps_taken() == 10
 
 
-def test_many_batches_after_the_same_env_steps_count_one_by_one() -> None:
+def in_turns() -> Run:
+    """Ten times each of two replicas makes 64 env steps, and then 300 batches."""
     run = dataclasses.replace(recipe("cartpole-arm"), strategy=strategy("all-reduce")(), replicas=2)
     run = altered(run, simulators=4, collect_env_steps=64, minibatches=300)
-    run = dataclasses.replace(run, env_steps=10 * 2 * 64)
+    return dataclasses.replace(run, env_steps=10 * 2 * 64)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_many_batches_after_the_same_env_steps_count_one_by_one(ahead: int) -> None:
+    """Also if the peer is a turn ahead."""
     replica = scheduled()
-    schedules = SharedSchedules(run, [replica])
+    schedules = SharedSchedules(in_turns(), [replica])
     for batch in range(3_000):
         replica.clock += 1
-        schedules.follow((batch // 300 + 1) * 2 * 64)
+        turn = batch // 300 + 1
+        schedules.follow((turn + min(turn + ahead, 10)) * 64)
         assert replica.steps_taken() == batch + 1
+
+
+def test_with_a_dead_peer_a_turn_ends_where_the_run_has_come_to() -> None:
+    replica = scheduled()
+    schedules = SharedSchedules(in_turns(), [replica])
+    for turn in range(1, 21):
+        for _ in range(300):
+            replica.clock += 1
+            schedules.follow(turn * 64)
+        assert replica.steps_taken() == 300 * (turn // 2 if turn > 4 else turn)  # whole turns of both
