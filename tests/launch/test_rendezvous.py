@@ -25,9 +25,10 @@ from murmurate.errors import Refusal
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import rendezvous
+from murmurate.launch.addresses import own_address
 from murmurate.launch.host_memory import MemoryOffer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, write_proof
-from murmurate.launch.rendezvous import Environment, Rendezvous, own_address
+from murmurate.launch.rendezvous import Environment, Rendezvous
 from murmurate.launch.secret import drawn_secret, weakness
 from murmurate.training.worker_context import Resume
 from waiting import until
@@ -172,12 +173,19 @@ def test_a_refusal_before_a_restart_is_not_one_for_the_restarted_ranks(
         announced()
 
 
-def test_members_that_do_not_arrive_are_named(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_do_not_arrive_are_named(
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(rendezvous, "_GATHER_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "_QUIET_SECONDS", 0.01)
     with pytest.raises(Refusal, match=r"ranks \[1, 2\] did not register"):
         Rendezvous(around(server, 0, size=3)).gather()
     with pytest.raises(Refusal, match="rank 0 did not announce"):
         Rendezvous(Environment(1, 2, 1, "127.0.0.1", server.port, 0, "other", True)).join()
+    assert capsys.readouterr().err.splitlines() == [
+        "murmurate: waiting for rank(s) [1, 2], which have not begun yet (at most 0.1 s)",
+        "murmurate: rank 1 waits for rank 0, which has announced no job yet (at most 0.1 s)",
+    ]
 
 
 def test_the_folder_outlives_an_epoch(server: TCPStore, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.spawn import FAILED, REFUSED, Exit, describe
+from murmurate.launch.addresses import own_address
 from murmurate.launch.host_memory import MemoryOffer, Process, borrow
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder
-from murmurate.launch.rendezvous import own_address
 from murmurate.launch.role import log_end, prepare_process, redirect_output_to_log, run_member
 from murmurate.training.run import Run
 

@@ -8,19 +8,18 @@ store's port can write to it, so ranks authenticate all that they read, with the
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
-import ipaddress
 import json
 import math
 import os
 import re
 import secrets
 import socket
+import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +29,13 @@ from murmurate.errors import Refusal
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Exit
+from murmurate.launch.addresses import own_address
 from murmurate.launch.host_memory import MemoryOffer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec
 from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 
 _GATHER_SECONDS = 300.0  # how long ranks may take to import and to open simulators, on a busy machine
+_QUIET_SECONDS = 20.0  # after which a rank says for whom it waits
 _STORE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _PIECE_BYTES = 2**22  # a torch store takes no value of 8 MiB
@@ -167,6 +168,7 @@ class Rendezvous:
         self._messages.set("offer", json.dumps(dataclasses.asdict(self.offer)).encode())
         self._root.set("current", str(self.epoch).encode())
         until = time.monotonic() + _GATHER_SECONDS
+        say_at = time.monotonic() + _QUIET_SECONDS
         missing = set(range(1, self.environment.size))
         while missing:
             for rank in sorted(missing):
@@ -174,6 +176,9 @@ class Rendezvous:
                     plain = json.loads(self._trusted(self._messages, f"rank/{rank}", rank))
                     self.others[rank] = RankInfo(**{**plain, "process": Process(**plain["process"])})
                     missing.remove(rank)
+            if missing and time.monotonic() > say_at:
+                _say(f"waiting for rank(s) {sorted(missing)}, which have not begun yet")
+                say_at = math.inf
             if missing and time.monotonic() > until:
                 raise Refusal(
                     f"ranks {sorted(missing)} did not register within {_GATHER_SECONDS:g} s. "
@@ -212,6 +217,7 @@ class Rendezvous:
         """Register with the leader, in whatever epoch it is, and wait for the job. Raises Refusal."""
         nonce = secrets.token_hex(8)
         until = time.monotonic() + _GATHER_SECONDS
+        say_at = time.monotonic() + _QUIET_SECONDS
         earlier_epoch, is_first_look = -1, True
         while True:
             if self._root.check("current"):
@@ -230,6 +236,9 @@ class Rendezvous:
                     announced = json.loads(self._trusted(self._messages, "announcement"))
                     if announced["nonces"].get(str(self.environment.rank)) == nonce:
                         return JobSpec.restored(announced["spec"])
+            if time.monotonic() > say_at and os.environ.get("LOCAL_RANK", "0") == "0":
+                _say(f"rank {self.environment.rank} waits for rank 0, which has announced no job yet")
+                say_at = math.inf
             if time.monotonic() > until:
                 raise Refusal(
                     f"rank 0 did not announce a job within {_GATHER_SECONDS:g} s. Look at its output, and "
@@ -331,6 +340,10 @@ class Rendezvous:
             self._memory_file.close()
 
 
+def _say(what: str) -> None:
+    print(f"murmurate: {what} (at most {_GATHER_SECONDS:g} s)", file=sys.stderr, flush=True)
+
+
 def _claimed_process(content: bytes) -> str:
     """Which process the writer of a registration claims to be, in words; anybody may have written it."""
     try:
@@ -371,29 +384,3 @@ def _connect(environment: Environment) -> TCPStore:
             "MASTER_ADDR and MASTER_PORT must lead to the first host from every host; torchrun sets the "
             "former to its option --local-addr on the first host, by default to that host's name."
         ) from error
-
-
-def own_address(leader: str, others: Sequence[str] = ()) -> str:
-    """This host's address on the route to the leader's, unless MURMURATE_ADDRESS names another. Raises
-    Refusal where there is no route."""
-    if address := os.environ.get("MURMURATE_ADDRESS"):
-        return address
-    address_here = _route(leader)
-    is_local = ipaddress.ip_address(address_here).is_loopback  # on the leader's host
-    return _route(others[0]) if is_local and others else address_here
-
-
-def _route(address: str) -> str:
-    """This host's address on the route to ``address``, by IPv4 where both are possible; nothing is sent."""
-    with contextlib.suppress(OSError, UnicodeError):  # the latter of names that are none, such as a..b
-        found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
-        for family, kind, protocol, _, target in sorted(found, key=lambda each: each[0]):
-            if ipaddress.ip_address(target[0]).is_loopback:
-                return str(target[0])
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(target)
-                return str(probe.getsockname()[0])
-    raise Refusal(
-        f"this host finds no route to {address}. Set MURMURATE_ADDRESS to the address at which the other "
-        "hosts reach this one."
-    )

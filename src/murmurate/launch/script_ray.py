@@ -16,11 +16,11 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import DIED, FAILED, FINISHED, REFUSED, Died, Exit, describe
+from murmurate.launch.addresses import own_address
 from murmurate.launch.host_memory import Process, lend
 from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
 from murmurate.launch.ray_cluster import cluster, environment, first_line, place, resources
-from murmurate.launch.rendezvous import own_address
 from murmurate.launch.script_member import ScriptSettings, WholeLines
 
 _POLL_SECONDS = 0.1

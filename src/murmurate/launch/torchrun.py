@@ -40,10 +40,9 @@ class Torchrun(Launcher):
     """The ranks that torch elastic started: each is a replica, on one host or on several.
 
     Rank 0 leads: its main thread is the coordinator (console, checkpoints, signals); its replica, and the
-    centre of a strategy that has one, are threads beside it. The other ranks print nothing. Ranks of one host
-    share memory; across hosts they communicate through the network fabric. Torch elastic ends all ranks when
-    one dies, and starts them again where ``--max-restarts`` allows; the run then goes on from its last
-    checkpoint.
+    centre of a strategy that has one, are threads beside it. Ranks of one host share memory; across
+    hosts they communicate through the network fabric. Torch elastic ends all ranks when one dies, and starts
+    them again where ``--max-restarts`` allows; the run then goes on from its last checkpoint.
     """
 
     name = "torchrun"
