@@ -127,6 +127,33 @@ def test_what_happens_before_the_first_update_is_recorded_at_once(tmp_path: Path
     assert recorded == [["actor died"]]
 
 
+class Transfer:
+    """As of a donor that had answered three requests for checkpoints."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        self.transferred = loop._state_to_transfer() | {"answered": 3}
+        self.completed = False
+
+    def receive(self) -> dict[str, Any]:
+        return self.transferred
+
+    def complete(self, transferred: dict[str, Any]) -> None:
+        self.completed = transferred is self.transferred
+
+
+def test_who_joins_does_not_answer_requests_that_the_donor_has_answered(tmp_path: Path) -> None:
+    def join(loop: TrainingLoop) -> None:
+        transfer = Transfer(loop)
+        loop._join(transfer)  # type: ignore[arg-type]
+        assert transfer.completed
+        for requested in (3, 4):
+            loop._serve_requests((False, requested, 0))
+            assert staging(tmp_path, str(requested)).exists() == (requested == 4)
+
+    (loop,) = learn(a_run("solo", replicas=1), tmp_path, act=join)
+    assert isinstance(loop, TrainingLoop)
+
+
 @pytest.mark.parametrize("strategy", ["local-sgd", "synchronous-elastic", "synchronous-gossip"])
 def test_a_stop_within_a_round_that_takes_long_and_a_resume_there(strategy: str, tmp_path: Path) -> None:
     run = a_run(updates=110, record_every_seconds=1e9, simulators=1)
