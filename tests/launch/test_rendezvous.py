@@ -47,7 +47,7 @@ def around(server: TCPStore, rank: int, size: int = 2) -> Environment:
 
 def job(ranks: Rendezvous, folder: str) -> JobSpec:
     resume = Resume(Path(folder) / "last", {0: 0, 1: 0}, {"env_steps": 7}, 3.0)
-    return JobSpec("test", ranks.epoch, 2, ranks.process, ranks.offer, "", folder, "", 0.0, resume=resume)
+    return JobSpec("test", ranks.epoch, 2, ranks.offer, 0.0, folder=folder, resume=resume)
 
 
 def in_thread(act: Callable[[], Any]) -> Callable[[], Any]:
@@ -77,7 +77,8 @@ def test_the_leaders_announcement_reaches_the_others_and_its_code_ends_them(serv
     one = Rendezvous(around(server, 1))
     announced = in_thread(one.join)
     leader = Rendezvous(around(server, 0))
-    assert leader.gather(), "one process surely shares memory with itself"
+    leader.gather()
+    assert leader.offer is not None, "one process surely shares memory with itself"
     leader.announce(job(leader, "/runs/first"))
     assert announced().folder == "/runs/first"
     assert announced().leader == leader.process

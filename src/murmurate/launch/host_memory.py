@@ -92,6 +92,14 @@ def lend(memory_file: SharedMemoryFile) -> MemoryOffer:
     return MemoryOffer(this_host(), os.getpid(), descriptor, mark)
 
 
+def can_borrow(offer: MemoryOffer) -> bool:
+    """Whether ``borrow`` succeeds here."""
+    memory_file = borrow(offer)
+    if memory_file is not None:
+        memory_file.close()
+    return memory_file is not None
+
+
 def borrow(offer: MemoryOffer) -> SharedMemoryFile | None:
     """The shared memory of ``offer``, with the region of the mark taken; None if it cannot be opened here."""
     if offer.host != this_host():

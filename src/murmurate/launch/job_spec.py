@@ -41,15 +41,25 @@ def _versions() -> str:
     return f"murmurate {__version__}, torch {of_torch} and Python {python[0]}.{python[1]}"
 
 
+def fresh_secret() -> str:
+    """A random secret for the connections of one epoch; empty if the user has set MURMURATE_SECRET.
+
+    Raises Refusal if the user's secret can be guessed.
+    """
+    return "" if user_secret() else secrets.token_hex(32)
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """What the leader announces to all members about one epoch of a run; a new one begins when members are
     replaced or started again.
 
+    leader: process that leads; by default this one.
     offer: offer of the leader's memory, if all members can share it; None if they communicate over the
     network.
     secret: secret of this epoch's connections, in hexadecimal; empty if MURMURATE_SECRET is set for the
     leader.
+    folder: the run folder; a script has none.
     proof: a token that members must find in the run folder; for a script, a digest of the settings that all
     ranks must share.
     started_at, elapsed_seconds: start of the run on the leader's clock, and the time since then.
@@ -61,12 +71,12 @@ class JobSpec:
     run_id: str
     epoch: int
     members: int
-    leader: Process
     offer: MemoryOffer | None
-    secret: str
-    folder: str
-    proof: str
     started_at: float
+    leader: Process = field(default_factory=Process.this)
+    secret: str = field(default_factory=fresh_secret)
+    folder: str = ""
+    proof: str = ""
     elapsed_seconds: float = 0.0
     resume: Resume | None = None
     compression: Compression = "none"
@@ -222,14 +232,6 @@ class MemberHost:
             raise RuntimeError("the leader's shared memory cannot be opened any more")
         self._memory_files.append(memory_file)
         return memory_file
-
-
-def fresh_secret() -> str:
-    """A random secret for the connections of one epoch; empty if the user has set MURMURATE_SECRET.
-
-    Raises Refusal if the user's secret can be guessed.
-    """
-    return "" if user_secret() else secrets.token_hex(32)
 
 
 def write_proof(folder: Path) -> str:

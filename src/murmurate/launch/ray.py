@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import FINISHED, REFUSED
 from murmurate.launch import shutdown
 from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
-from murmurate.launch.host_memory import Process, lend
-from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret, write_proof
-from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
-from murmurate.launch.ray_cluster import bundle, cluster, environment, first_line, import_ray, place
+from murmurate.launch.host_memory import lend
+from murmurate.launch.job_spec import JobSpec, MemberHost, write_proof
+from murmurate.launch.ray_actor import WorkerActor, WorkerInfo, launchers_store
+from murmurate.launch.ray_cluster import bundle, cluster, first_line, import_ray, place, start_actor
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.interrupts import SecondInterrupt, signals
@@ -82,13 +81,7 @@ class RayJob:
         self.started_at = time.monotonic()
         self.begun_from, self.resume = resume, resume  # from what the run, and its newest epoch, has resumed
         self.address = str(ray.util.get_node_ip_address())
-        self.store = TCPStore(
-            self.address,
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=STORE_SECONDS),
-        )
+        self.store = launchers_store(self.address)
         self.proof = write_proof(folder)
         self.epoch = 0
         self.memory_file: SharedMemoryFile | None = None
@@ -189,9 +182,7 @@ class RayJob:
             run_id=self.proof,
             epoch=self.epoch,
             members=self.run.members,
-            leader=Process.this(),
             offer=self.offer if all_share else None,
-            secret=fresh_secret(),
             folder=str(self.folder.resolve()),
             proof=self.proof,
             started_at=self.started_at,
@@ -280,21 +271,7 @@ class RayJob:
 
     def _actor(self, rank: int) -> tuple[Any, Any]:
         """Start an actor for ``rank``; returns (actor, reference to its ``WorkerInfo``)."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        resources = bundle(self.run, rank)
-        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank)
-        actor = (
-            self.ray.remote(WorkerActor)
-            .options(
-                num_cpus=resources["CPU"],
-                num_gpus=resources.get("GPU", 0),
-                max_restarts=0,  # restarted by Ray itself, it would not get a peer's state
-                scheduling_strategy=strategy,
-                runtime_env={"env_vars": environment(threads=1)},
-            )
-            .remote()
-        )
+        actor = start_actor(self.ray, WorkerActor, self.group, rank, bundle(self.run, rank), threads=1)
         return actor, actor.describe_process.remote(self.offer)
 
     def close(self) -> None:

@@ -14,12 +14,18 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.spawn import FAILED, REFUSED, Exit, describe
 from murmurate.launch.addresses import own_address
-from murmurate.launch.host_memory import MemoryOffer, Process, borrow
+from murmurate.launch.host_memory import MemoryOffer, Process, can_borrow
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder
 from murmurate.launch.role import log_end, prepare_process, redirect_output_to_log, run_member
 from murmurate.training.run import Run
 
-STORE_SECONDS = 60.0
+_STORE_SECONDS = 60.0
+
+
+def launchers_store(address: str, port: int = 0) -> TCPStore:
+    """The launcher's store: a client of it; without a port its server, on any free port."""
+    timeout = datetime.timedelta(seconds=_STORE_SECONDS)
+    return TCPStore(address, port, is_master=not port, timeout=timeout, wait_for_workers=False)
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,7 @@ class WorkerActor:
 
     def describe_process(self, offer: MemoryOffer) -> WorkerInfo:
         """Describe the actor's process, once it has started. offer: of the launcher's memory."""
-        memory_file = borrow(offer)
-        if memory_file is not None:
-            memory_file.close()
-        return WorkerInfo(Process.this(), socket.gethostname(), memory_file is not None)
+        return WorkerInfo(Process.this(), socket.gethostname(), can_borrow(offer))
 
     def run_member(self, run: Run, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
         """Execute the part of ``rank`` in ``run``, to its end or to the next epoch; returns how it ended (see
@@ -67,9 +70,7 @@ class WorkerActor:
             host.close()
 
     def _store(self, spec: JobSpec, address: tuple[str, int]) -> PrefixStore:
-        timeout = datetime.timedelta(seconds=STORE_SECONDS)
-        client = TCPStore(*address, is_master=False, timeout=timeout, wait_for_workers=False)
-        return PrefixStore(f"epoch-{spec.epoch}", client)
+        return PrefixStore(f"epoch-{spec.epoch}", launchers_store(*address))
 
 
 def _placed(run: Run, rank: int) -> Run:

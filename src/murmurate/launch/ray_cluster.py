@@ -153,6 +153,21 @@ def place(ray: Any, bundles: Sequence[dict[str, float]], *, use_fewer: str) -> A
     return group
 
 
+def start_actor(ray: Any, kind: type, group: Any, rank: int, share: dict[str, float], threads: int) -> Any:
+    """Start an actor of the class ``kind``, with its ``share`` of resources, which ``place`` has reserved for
+    ``rank``."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    actor = ray.remote(kind).options(
+        num_cpus=share["CPU"],
+        num_gpus=share.get("GPU", 0),
+        max_restarts=0,  # restarted by Ray itself, it would not know what the first had learned
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+        runtime_env={"env_vars": environment(threads)},
+    )
+    return actor.remote()
+
+
 def first_line(error: BaseException) -> str:
     """The first line of the error's message, or its type if that is empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

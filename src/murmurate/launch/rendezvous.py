@@ -30,7 +30,7 @@ from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Una
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Exit
 from murmurate.launch.addresses import own_address
-from murmurate.launch.host_memory import MemoryOffer, Process, borrow, lend, this_host
+from murmurate.launch.host_memory import MemoryOffer, Process, can_borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec
 from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 
@@ -158,14 +158,14 @@ class Rendezvous:
 
     # -- the leader
 
-    def gather(self) -> bool:
-        """Offer this host's memory and wait for the other ranks; returns whether all of them can share it.
+    def gather(self) -> None:
+        """Wait for the other ranks; set ``offer`` to that of this host's memory, if all of them can share it.
 
         Raises Refusal, naming the ranks that are missing or have another secret.
         """
         self._memory_file = SharedMemoryFile.create()
-        self.offer = lend(self._memory_file)
-        self._messages.set("offer", json.dumps(dataclasses.asdict(self.offer)).encode())
+        offer = lend(self._memory_file)
+        self._messages.set("offer", json.dumps(dataclasses.asdict(offer)).encode())
         self._root.set("current", str(self.epoch).encode())
         until = time.monotonic() + _GATHER_SECONDS
         say_at = time.monotonic() + _QUIET_SECONDS
@@ -185,7 +185,8 @@ class Rendezvous:
                     "Look at their output, and give every host the same torchrun command."
                 )
             time.sleep(_POLL_SECONDS if missing else 0)
-        return self.offer.descriptor >= 0 and all(other.can_borrow for other in self.others.values())
+        if offer.descriptor >= 0 and all(other.can_borrow for other in self.others.values()):
+            self.offer = offer
 
     def announce(self, spec: JobSpec) -> None:
         """Announce the job to the other ranks."""
@@ -260,10 +261,8 @@ class Rendezvous:
 
     def _register(self, nonce: str) -> None:
         """Try whether the leader's memory can be shared, and register."""
-        memory_file = borrow(MemoryOffer(**json.loads(self._trusted(self._messages, "offer"))))
-        if memory_file is not None:
-            memory_file.close()
-        self._introduce(nonce, can_borrow=memory_file is not None)
+        offer = MemoryOffer(**json.loads(self._trusted(self._messages, "offer")))
+        self._introduce(nonce, can_borrow(offer))
 
     def _introduce(self, nonce: str, can_borrow: bool) -> None:
         own_info = RankInfo(nonce, self.process, socket.gethostname(), self.address(), can_borrow)

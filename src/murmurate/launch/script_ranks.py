@@ -35,7 +35,7 @@ from murmurate.fabric.processes.spawn import (
     exit_now,
     take_signals,
 )
-from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret
+from murmurate.launch.job_spec import JobSpec, MemberHost
 from murmurate.launch.rendezvous import Environment, Rendezvous
 from murmurate.launch.script_member import ScriptSettings, failure, stdout_of
 
@@ -154,15 +154,12 @@ class _Members:
             return self
         if settings.strategy.centre:
             settings.pickled()  # raises Refusal if they cannot be sent to the centre's process
-        all_share = rendezvous.gather()
+        rendezvous.gather()
         self.spec = JobSpec(
             run_id=rendezvous.run_id,
             epoch=rendezvous.epoch,
             members=settings.members,
-            leader=rendezvous.process,
-            offer=rendezvous.offer if all_share else None,
-            secret=fresh_secret(),
-            folder="",
+            offer=rendezvous.offer,
             proof=fingerprint,
             started_at=time.monotonic(),
         )

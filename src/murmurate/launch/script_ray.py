@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import os
 import secrets
 import time
@@ -11,16 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import DIED, FAILED, FINISHED, REFUSED, Died, Exit, describe
 from murmurate.launch.addresses import own_address
-from murmurate.launch.host_memory import Process, lend
-from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret
-from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
-from murmurate.launch.ray_cluster import cluster, environment, first_line, place, resources
+from murmurate.launch.host_memory import lend
+from murmurate.launch.job_spec import JobSpec, MemberHost
+from murmurate.launch.ray_actor import WorkerActor, WorkerInfo, launchers_store
+from murmurate.launch.ray_cluster import cluster, first_line, place, resources, start_actor
 from murmurate.launch.script_member import ScriptSettings, WholeLines
 
 _POLL_SECONDS = 0.1
@@ -89,8 +88,7 @@ class _Job:
     def __init__(self, ray: Any, settings: ScriptSettings) -> None:
         self.ray, self.settings = ray, settings
         self.address = str(ray.util.get_node_ip_address())
-        timeout = datetime.timedelta(seconds=STORE_SECONDS)
-        self.store = TCPStore(self.address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        self.store = launchers_store(self.address)
         replica_devices = [
             torch.device(settings.devices[rank % len(settings.devices)][0])
             for rank in range(settings.replicas * settings.parts)  # parts: members that share a replica
@@ -106,7 +104,10 @@ class _Job:
         """Start all actors, and ``main`` in each. Raises Refusal if Ray cannot start them in time."""
         ray, settings = self.ray, self.settings
         offer = lend(self.memory_file)
-        self.actors = [self._actor(rank) for rank in range(settings.members)]
+        self.actors = [
+            start_actor(ray, ScriptActor, self.group, rank, bundle, settings.threads)
+            for rank, bundle in enumerate(self.bundles)
+        ]
         references = [actor.describe_process.remote(offer) for actor in self.actors]
         try:
             infos: list[WorkerInfo] = ray.get(references, timeout=_BEGIN_SECONDS)
@@ -119,11 +120,7 @@ class _Job:
             run_id=secrets.token_hex(8),
             epoch=1,
             members=settings.members,
-            leader=Process.this(),
             offer=offer if offer.descriptor >= 0 and all(info.can_borrow for info in infos) else None,
-            secret=fresh_secret(),
-            folder="",
-            proof="",  # there is no run folder that members should prove to share
             started_at=time.monotonic(),
         )
         self.members_store = PrefixStore(f"epoch-{spec.epoch}", self.store)
@@ -175,20 +172,6 @@ class _Job:
                 f"its script cannot be imported there, or its result not be sent back ({reason}). Every node "
                 "needs the script's files; return tensors and plain values.",
             )
-
-    def _actor(self, rank: int) -> Any:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        bundle = self.bundles[rank]
-        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank)
-        actor = self.ray.remote(ScriptActor).options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
-            max_restarts=0,  # a restarted actor would not know what the first had learned
-            scheduling_strategy=strategy,
-            runtime_env={"env_vars": environment(self.settings.threads)},
-        )
-        return actor.remote()
 
     def close(self) -> None:
         for actor in self.actors:

@@ -19,7 +19,7 @@ from murmurate.launch import shutdown
 from murmurate.launch.exposure import DANGER, listens_beyond_loopback
 from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process
-from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, write_proof
+from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, write_proof
 from murmurate.launch.rendezvous import Environment, RankInfo, Rendezvous
 from murmurate.launch.role import leave_unless_stopping, prepare_process, run_member
 from murmurate.launch.secret import VARIABLE, user_secret
@@ -75,15 +75,13 @@ class Torchrun(Launcher):
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
         """Also raises Refusal if a rank does not register, or has another secret."""
         elastic = elastic_ranks()
-        all_share = elastic.gather()
+        elastic.gather()
         started_at = time.monotonic()
         spec = JobSpec(
             run_id=elastic.run_id,
             epoch=elastic.epoch,
             members=run.members,
-            leader=elastic.process,
-            offer=elastic.offer if all_share else None,
-            secret=fresh_secret(),
+            offer=elastic.offer,
             folder=str(folder.resolve()),
             proof=write_proof(folder),
             started_at=started_at,
