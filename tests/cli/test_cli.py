@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,14 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
 
 def test_a_world_for_another_agent_names_no_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "train", "pendulum-dqn").endswith("needs discrete ones: use a2c.")
+
+
+def test_that_there_is_no_display_is_no_warning_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "fabrics"]) == 0
+    with warnings.catch_warnings(record=True) as shown:
+        for module in ("glfw", "other"):
+            warnings.warn_explicit(f"of {module}", UserWarning, f"{module}.py", 1, module)
+    assert [str(warning.message) for warning in shown] == ["of other"]
 
 
 @pytest.mark.parametrize("case", _REFUSALS)

@@ -43,6 +43,8 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, or a constant above."""
     warnings.formatwarning = _format_warning  # type: ignore[assignment]
+    # without a display MuJoCo's window library warns of it; a video is then refused, and a report has none
+    warnings.filterwarnings("ignore", module="glfw")
     if arguments is not None:  # called from Python
         return _carry_out(list(arguments))
     signal.signal(signal.SIGTERM, _terminate)
