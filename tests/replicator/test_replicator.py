@@ -188,11 +188,17 @@ SLOPES = [(1.0, 0.0), (0.0, 2.0), (1.0, 1.0), (-1.0, 0.0)]
 
 
 def probed(synchronous, door):
-    """Each at its own point with its own gradient; all show it before anybody compares."""
+    """Each at its own point with its own gradient, which a mean replaces; all show it before anybody
+    compares."""
+
+    def exchange(replica):
+        replica.grad.fill_(1.0)
+        return Exchange(0, 1, 1)
+
     replica = Replica("x", Point(*STARTS[door.rank]), sgd)
     probe = Probe(replica, door, synchronous, replicas=door.size)
     replica.measure = True
-    replica.exchange = lambda r: Exchange(0, 1, 1)
+    replica.exchange = exchange
     replica.follow(torch.tensor(SLOPES[door.rank], dtype=torch.float64))
     if not synchronous:
         probe.measure()
