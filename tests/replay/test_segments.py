@@ -199,3 +199,11 @@ def test_segments_that_make_no_sense_are_refused() -> None:
     nothing.put(torch.arange(5), torch.zeros(5))
     with pytest.raises(ValueError, match="there is nothing to draw"):
         nothing.draw(2, 0.4)
+
+
+def test_new_slots_have_the_highest_priority_so_far() -> None:
+    sampler = Prioritized(4, alpha=1.0, epsilon=0.0)
+    sampler.put(torch.tensor([0, 1]), torch.tensor([5.0, 3.0]))
+    sampler.update(torch.tensor([0]), torch.tensor([2.0]))
+    sampler.put(torch.tensor([2]))
+    assert sampler.tree.priorities.tolist() == [2.0, 3.0, 5.0, 0.0]
