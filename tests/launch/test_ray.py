@@ -139,6 +139,23 @@ def _clusters() -> Iterator[str]:
 # -- the same Run, the same numbers -----------------------------------------------------------------------
 
 
+# before the tests with ``cluster``, whose token would differ from the one that Ray keeps for this process
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("length", [30, 40])
+def test_rays_sockets_fit_whatever_the_folder_of_temporary_files(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as parent:
+        folder = Path(f"{parent}/".ljust(length, "x"))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with ray_cluster.cluster(1) as ray:
+            assert ray.is_initialized()
+        assert not list(folder.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray")
 def test_all_reduce_gives_the_same_bits_as_the_local_launcher(tmp_path: Path) -> None:
@@ -173,22 +190,6 @@ def test_a_cluster_without_room_is_a_refusal(cluster: str, tmp_path: Path) -> No
         assert command.wait() == 2, command.said()
         assert "found no room for 4 members" in command.said()
         assert not folder.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray")
-@pytest.mark.parametrize("length", [30, 40])
-def test_rays_sockets_fit_whatever_the_folder_of_temporary_files(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as parent:
-        folder = Path(f"{parent}/".ljust(length, "x"))
-        folder.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        with ray_cluster.cluster(1) as ray:
-            assert ray.is_initialized()
-        assert not list(folder.iterdir())
 
 
 # -- deaths -----------------------------------------------------------------------------------------------
