@@ -296,7 +296,11 @@ def test_a_recurrent_agent_remembers_until_it_is_reset(trained: MakeModel) -> No
 def test_the_newest_of_stacked_images_alone_is_enough(trained: MakeModel) -> None:
     model = trained("pong-a2c", simulators=2)
     images = np.random.default_rng(0).integers(0, 256, (6, 1, 84, 84), np.uint8)
-    wholes = [np.concatenate([images[max(0, t - back)] for back in (3, 2, 1, 0)]) for t in range(6)]
+    padded = np.concatenate([np.zeros((3, 1, 84, 84), np.uint8), images])  # as ale-py begins a game
+    wholes = [np.concatenate(padded[t : t + 4]) for t in range(6)]
+    begun = model.run.world.open(1, training=False).reset(seed=0).observation[0]
+    assert not begun[:3].any()
+    assert begun[3].any()
     expected = [model.act(whole) for whole in wholes]
     for image, whole, action in zip(images, wholes, expected, strict=True):
         assert model.act(image) == action

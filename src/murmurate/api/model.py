@@ -258,17 +258,18 @@ class TrainedModel:
         return typed
 
     def _stacked(self, rows: npt.NDArray[Any], begins: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-        """The whole stacks that end with ``rows``; where an episode begins, filled with its first."""
+        """The whole stacks that end with ``rows``; where an episode begins, filled as the world does."""
         full_shape = tuple(self.spec.observation_shape)
         if rows.shape[1:] == full_shape:
             return rows
         size = rows.shape[1]
-        repeated = np.concatenate([rows] * (full_shape[0] // size), 1)
+        earlier = rows * (not cast(SimulatorWorld, self.run.world).begins_with_zeros)
+        begun = np.concatenate([earlier] * (full_shape[0] // size - 1) + [rows], 1)
         if self._stack is None:
-            self._stack = repeated
+            self._stack = begun
         else:
             shifted = np.concatenate([self._stack[:, size:], rows], 1)
-            self._stack = np.where(begins.reshape(-1, *[1] * len(full_shape)), repeated, shifted)
+            self._stack = np.where(begins.reshape(-1, *[1] * len(full_shape)), begun, shifted)
         return self._stack.copy()
 
     def _environment_actions(self, action: npt.NDArray[Any]) -> Any:

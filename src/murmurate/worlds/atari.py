@@ -90,6 +90,7 @@ class AtariWorld(SimulatorWorld):
     )
 
     images: ClassVar[bool] = True
+    begins_with_zeros: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ranges(self)

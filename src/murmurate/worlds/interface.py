@@ -117,6 +117,8 @@ class SimulatorWorld(World, Protocol):
 
     # whether observations are colour images of a first-person view
     first_person: ClassVar[bool] = False
+    # whether at an episode's beginning the earlier images of a stack are zeros, and not the first image
+    begins_with_zeros: ClassVar[bool] = False
 
     @property
     def images(self) -> bool:
