@@ -356,6 +356,7 @@ def test_an_onnx_policy_with_memory_plays_as_the_agent_does(trained: MakeModel, 
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
     metadata = json.loads(session.get_modelmeta().custom_metadata_map["murmurate"])
     assert metadata["run"]["recipe"] == "cartpole-ppo"
+    assert [put.shape[0] for put in (*session.get_inputs(), *session.get_outputs())] == ["batch"] * 7
     env = gymnasium.make("CartPole-v1")
     seen, _ = env.reset(seed=1)
     memory, first = np.zeros((1, 16), np.float32), np.array([True])
@@ -621,3 +622,6 @@ def test_the_command_exports(trained: MakeModel, tmp_path: Path, capsys: pytest.
     assert "(observation) to (action, logits, value)" in capsys.readouterr().out
     assert main(["export", folder]) == 2
     assert "Say what to write" in capsys.readouterr().err
+    assert main(["export", folder, "--csv", str(tmp_path / "t"), "--parquet", str(tmp_path / "t")]) == 2
+    assert "name the same file twice" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()

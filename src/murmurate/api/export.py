@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,6 +137,16 @@ def _write_onnx(
             verbose=False,
         )
     model = onnx.load(path)
+    # torch names the size of a batch after its own symbol
+    sizes = [
+        size
+        for value in (*model.graph.input, *model.graph.output, *model.graph.value_info)
+        for size in value.type.tensor_type.shape.dim
+    ]
+    symbol = re.escape(model.graph.input[0].type.tensor_type.shape.dim[0].dim_param)
+    for size in sizes:
+        if size.dim_param:
+            size.dim_param = re.sub(rf"\b{symbol}\b", "batch", size.dim_param)
     onnx.helper.set_model_props(model, {_METADATA: json.dumps(metadata)})
     onnx.save(model, path)
 

@@ -45,6 +45,9 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         )
     if options.best and options.to is None:
         raise Refusal("--best chooses the parameters that --to exports, and a record has none. Leave it out.")
+    files = [path.absolute() for path in (options.to, options.csv, options.parquet) if path is not None]
+    if len(set(files)) < len(files):
+        raise Refusal("--to, --csv and --parquet name the same file twice. Give each a file of its own.")
     if options.to is not None:
         from murmurate.api.export import check_path
         from murmurate.api.model import load

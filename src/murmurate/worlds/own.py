@@ -160,7 +160,10 @@ def relocated(world: World, replacement: OwnWorld) -> World:
     Raises ``Refusal`` if ``world`` is not one of the user's own environments.
     """
     if not world.name.startswith(PREFIX):
-        raise Refusal(f"The environment {world.name} was not made by a class or function of yours. Omit env.")
+        raise Refusal(
+            f"The environment {world.name} was not made by a class or function of yours: leave out --env "
+            "(in Python: env)."
+        )
     config: Any = world
     moved: World = dataclasses.replace(config, target=replacement.target, folder=replacement.folder)
     return moved
