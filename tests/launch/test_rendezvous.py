@@ -119,7 +119,7 @@ def test_a_member_that_has_finished_waits_for_the_others_as_long_as_the_leader_l
 
 def test_a_job_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
     """The constructor's TypeError was all that told of it."""
-    spec = JobSpec("test", 1, 2, Process.this(), None, "", str(tmp_path), "", 0.0)
+    spec = JobSpec("test", 1, 2, None, 0.0, folder=str(tmp_path))
     plain = dataclasses.asdict(spec)
     assert JobSpec.restored(plain) == spec
     for other in ({"versions": "murmurate 0.0.9"}, {"versions": "murmurate 0.0.9", "field": 1}):

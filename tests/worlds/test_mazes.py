@@ -21,6 +21,7 @@ from murmurate.sources.interface import SourceContext
 from murmurate.sources.rollouts import RolloutSourceConfig
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.training.members import open_only_source
+from murmurate.worlds import mazes
 from murmurate.worlds.mazes import MazeWorld
 from murmurate.worlds.registry import world
 from murmurate.worlds.served import ServedSimulators
@@ -118,7 +119,7 @@ def test_without_opengl_the_packages_are_named(monkeypatch: pytest.MonkeyPatch) 
     simulators = MazeWorld(1).open(1, training=True)
     with pytest.raises(Refusal, match=r"OpenGL draws nothing here.*apt-get install libegl1 libegl-mesa0"):
         simulators.reset(0)
-    found = doctor._mazes()
+    found = doctor._starts("mazes", "mazes", mazes, MazeWorld(5))
     assert (found["status"], found["found"]) == ("bad", "does not start")
     assert "apt-get install libegl1" in found["advice"]
 

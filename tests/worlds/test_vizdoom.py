@@ -99,7 +99,7 @@ def test_a_missing_scenario_is_named_with_the_package(
     words = r"removed\.cfg is missing from the package vizdoom. Run: pip install --force-reinstall vizdoom"
     with pytest.raises(Refusal, match=words):
         opened(request, "doom-my-way-home", 1).reset(0)
-    found = doctor._doom()
+    found = doctor._starts("Doom", "doom", worlds, DoomWorld("my-way-home"))
     assert (found["status"], found["found"]) == ("bad", "does not start")
     assert "--force-reinstall vizdoom" in found["advice"]
 
