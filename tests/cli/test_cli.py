@@ -343,7 +343,9 @@ def test_eval_prints_one_object_as_its_last_line(
 ) -> None:
     capsys.readouterr()
     assert main(["eval", str(run_folder), "--episodes", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    said = capsys.readouterr()
+    assert said.err == "evaluating 3 games\n"
+    found = json.loads(said.out)
     assert found["episodes"] == len(found["returns"]) == 3
     assert found["eval_return_mean"] == pytest.approx(sum(found["returns"]) / 3)
     assert found["recipe"] == "cartpole-gala"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -80,13 +81,15 @@ def add_env_in_place(verb: Any) -> None:
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.api.fields import with_places
+    from murmurate.evaluation.interface import reporting
     from murmurate.recipes import relocated, stored
     from murmurate.training.evaluate import evaluate_folder
     from murmurate.worlds.own import replaced_by
 
     given = {name: vars(options)[f"world.{name}"] for name in (*WORLD_PLACES, "skip_bad")}
     places = {name: value for name, value in given.items() if value is not None}
-    with replaced_by(options.env) as replacement:
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    with replaced_by(options.env) as replacement, reporting(say):
         run = with_places(relocated(stored(options.folder), replacement), places, _option)
         figures = evaluate_folder(
             run,

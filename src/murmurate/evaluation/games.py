@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from murmurate.agents.interface import Agent, Policy
 from murmurate.errors import Refusal, RunFailed
-from murmurate.evaluation.interface import Curve, EvalContext, Evaluation, report
+from murmurate.evaluation.interface import Curve, EvalContext, Evaluation, report, report_start
 from murmurate.nets.torso import in_evaluation_mode
 from murmurate.ranges import PositiveInt
 from murmurate.replica.state_dict import tensors_of
@@ -96,7 +96,7 @@ class Games(Evaluation):
             greedy=not context.sample,
             max_steps=self.eval_max_env_steps,
         )
-        report(f"evaluating {_games(count)}; Ctrl-C skips")
+        report_start(f"evaluating {_games(count)}")
         result, name = play(policy=learner), _figure_name(context.sample)
         figures = {
             f"{name}_return_mean": result.mean,
@@ -113,7 +113,7 @@ class Games(Evaluation):
         if not context.sample:
             best, best_mean = context.best(), result.mean
             if best is not None and not _are_equal(learner, best):
-                report(f"evaluating {_games(count)} of the best checkpoint; Ctrl-C skips")
+                report_start(f"evaluating {_games(count)} of the best checkpoint")
                 best_mean = play(policy=best).mean
             figures["best_eval_return_mean"] = max(result.mean, best_mean)
         return figures

@@ -86,21 +86,29 @@ class Evaluation(Protocol):
         return []
 
 
-_write: ContextVar[Callable[[str], None]] = ContextVar(
-    "murmurate_evaluation_write", default=lambda line: None
+_report: ContextVar[tuple[Callable[[str], None], str]] = ContextVar(
+    "murmurate_evaluation_report", default=(lambda line: None, "")
 )
 
 
 @contextlib.contextmanager
-def reporting(write: Callable[[str], None]) -> Iterator[None]:
-    """Within this context, evaluations call ``write`` with lines about how far they are."""
-    token = _write.set(write)
+def reporting(write: Callable[[str], None], hint: str = "") -> Iterator[None]:
+    """Within this context, evaluations call ``write`` with lines about how far they are. hint: ends the line
+    with which an evaluation begins."""
+    token = _report.set((write, hint))
     try:
         yield
     finally:
-        _write.reset(token)
+        _report.reset(token)
 
 
 def report(line: str) -> None:
     """Pass on a line about how far an evaluation is, where somebody wants it (``reporting``)."""
-    _write.get()(line)
+    write, _ = _report.get()
+    write(line)
+
+
+def report_start(line: str) -> None:
+    """As ``report``, for the line with which an evaluation begins."""
+    write, hint = _report.get()
+    write(line + hint)

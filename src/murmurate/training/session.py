@@ -350,8 +350,8 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
                 is_complete = code == FINISHED
                 # no evaluation after an interrupt: murmurate eval can do it later
                 evaluated = not coordinator.interrupted
-                print_line = functools.partial(print, flush=True)
-                with contextlib.nullcontext() if current_watch().quiet else reporting(print_line):
+                said = reporting(functools.partial(print, flush=True), "; Ctrl-C skips")
+                with contextlib.nullcontext() if current_watch().quiet else said:
                     summary = summarize(run, folder, coordinator, reason, evaluated=evaluated)
         except SecondInterrupt:
             evaluation_cut = is_complete
