@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from murmurate.replay.sum_tree import NATIVE_FAN_OUT, Draw
 _LINE_BYTES = 64
 
 
-class SeededTree:
-    """What all trees have in common. A subclass has ``priorities`` and ``set`` (see ``SumTree``)."""
+class SeededTree(ABC):
+    """What all trees have in common (see ``SumTree``)."""
 
     def __init__(self, capacity: int, seed: int) -> None:
         self.capacity = capacity
@@ -23,11 +24,11 @@ class SeededTree:
         self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
 
     @property
-    def priorities(self) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def priorities(self) -> Tensor: ...
 
-    def set(self, index: Tensor, priority: Tensor) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def set(self, index: Tensor, priority: Tensor) -> None: ...
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
         priority = to_priority(error, alpha, epsilon)
