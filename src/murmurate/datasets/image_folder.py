@@ -27,6 +27,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _IMAGES = tuple(suffix.encode() for suffix in SUFFIXES)
 # images that are not decoded; to pass over them in silence would change the data set
 _OTHER_IMAGES = (".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".heic", ".avif")
+_ALL_IMAGES = SUFFIXES + _OTHER_IMAGES
 _VALIDATION = ("val", "valid", "validation")
 _PARTS = ("train", *_VALIDATION, "test")
 _OTHER_PARTS = {"training": "train", "testing": "test"}  # names that are refused, and the right ones
@@ -243,7 +244,7 @@ def _files(folder: Path, prefix: bytes, above: tuple[str, ...]) -> Iterator[tupl
                 continue
             if entry.is_dir():
                 yield from _files(Path(entry.path), name, (*above, real))
-            elif entry.name.lower().endswith(SUFFIXES + _OTHER_IMAGES) and entry.is_file():
+            elif entry.name.lower().endswith(_ALL_IMAGES) and entry.is_file():
                 yield name, entry.stat().st_size
 
 

@@ -33,9 +33,8 @@ def launcher(name: str) -> Launcher:
 def command_launcher(name: str) -> Launcher:
     """``launcher(name)`` for a command. Also raises Refusal if torchrun started the command several times,
     and each would start a run of its own."""
-    found, ranks = launcher(name), os.environ.get("WORLD_SIZE", "")
-    is_rank = "TORCHELASTIC_RUN_ID" in os.environ and ranks.isdecimal() and int(ranks) > 1
-    if is_rank and found.dictated_replicas() is None:
+    found, ranks = launcher(name), launcher("torchrun").dictated_replicas() or 1
+    if ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ and found.dictated_replicas() is None:
         raise Refusal(
             f"torchrun started this command {ranks} times, and each would start a run of its own by the "
             f"{name} launcher. Add --launcher torchrun: then each rank is a replica of one run; or leave "
