@@ -25,8 +25,7 @@ inline void refresh(const Tree& tree, int level, int64_t line) {
   const float* numbers = tree.raw[level] + line * kLine;
   tree.raw[level + 1][line] =
       level > 0 ? sums_before(numbers, tree.before[level] + line * kLine) : total(numbers);
-  if (tree.has_minimum)
-    tree.least[level + 1][line] = level > 0 ? least(tree.least[level] + line * kLine) : least_positive(numbers);
+  tree.least[level + 1][line] = level > 0 ? least(tree.least[level] + line * kLine) : least_positive(numbers);
 }
 
 inline void prefetch_write(const float* place) {
@@ -54,7 +53,7 @@ void set(const Tree& tree, const int64_t* index, const float* priority, int64_t 
       if (i + kAhead < count) {
         const int64_t line = index[i + kAhead] >> shift;
         prefetch_write(tree.raw[level + 1] + line);
-        if (tree.has_minimum) prefetch_write(tree.least[level + 1] + line);
+        prefetch_write(tree.least[level + 1] + line);
         if (level > 0) prefetch_write(tree.before[level] + line * kLine);
       }
       refresh(tree, level, index[i] >> shift);
@@ -358,10 +357,7 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
   const double total = tree.total();
   if (!(total > 0.0 && total <= static_cast<double>(std::numeric_limits<float>::max()))) return false;
   // the inverse of a subnormal number would be infinite
-  const float scale = tree.has_minimum ? std::min(1.0f / tree.minimum(), std::numeric_limits<float>::max())
-                                       : static_cast<float>(tree.capacity / total);
-  // another process may set a leaf to 0 after it was found: its weight is limited to that of the least leaf
-  const float least = tree.has_minimum ? 1.0f : 0.0f;
+  const float scale = std::min(1.0f / tree.minimum(), std::numeric_limits<float>::max());
   const uint64_t key = state[0], start = state[1];
   in_chunks(count, threads, [&](int64_t offset, int64_t numbers) {
     double mass[kChunk];
@@ -376,8 +372,9 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
     find_chunk(tree, mass, numbers, index + offset);
     float drawn[kChunk];
     for (int64_t i = 0; i < numbers; ++i) drawn[i] = tree.raw[0][index[offset + i]];
+    // another process may set a leaf to 0 after it was found: its weight is limited to that of the least leaf
     for (int64_t i = 0; i < numbers; ++i)
-      weight[offset + i] = exp2_of(-beta * log2_of(std::max(drawn[i] * scale, least)));
+      weight[offset + i] = exp2_of(-beta * log2_of(std::max(drawn[i] * scale, 1.0f)));
   });
   state[1] = start + static_cast<uint64_t>(count);
   return true;

@@ -19,7 +19,6 @@ constexpr int kLevels = 9;                         // of raw in a tree of kMostL
 struct Tree {
   int64_t capacity;       // leaves in use
   int32_t top;            // number of levels above the leaves
-  int32_t has_minimum;
   int64_t lines[kLevels]; // lines of raw(l)
   float* raw[kLevels];    // from level 0 to top + 1
   float* before[kLevels]; // from level 1 to top
@@ -38,9 +37,8 @@ struct Kernels {
   void (*set)(const Tree&, const int64_t* index, const float* priority, int64_t count);
   // priority <- (|error| + epsilon) ** alpha; returns the greatest priority, which is not finite if any is not
   float (*power)(const float* error, int64_t count, float alpha, float epsilon, float* priority);
-  // Draws leaves with probability p / total; weight <- (p / least positive p) ** -beta, or without has_minimum
-  // (p capacity / total) ** -beta. state: a key, and a counter of draws. False if no leaf is positive or the total is
-  // not finite.
+  // Draws leaves with probability p / total; weight <- (p / least positive p) ** -beta. state: a key, and
+  // a counter of draws. False if no leaf is positive or the total is not finite.
   bool (*sample)(const Tree&, uint64_t* state, int64_t count, float beta, int64_t* index, float* weight,
                  bool stratified, int64_t threads);
 };

@@ -54,10 +54,9 @@ const Table* built_for(const char* name, const Table& portable, const Table* avx
 int64_t lines_for(int64_t numbers) { return (numbers + kLine - 1) / kLine; }
 
 // Fills `tree` with addresses in the memory that begins at `base`; returns how many bytes the tree takes.
-int64_t lay_out(Tree& tree, int64_t capacity, bool minimum, char* base) {
+int64_t lay_out(Tree& tree, int64_t capacity, char* base) {
   std::memset(&tree, 0, sizeof tree);
   tree.capacity = capacity;
-  tree.has_minimum = minimum;
   int level = 0;
   int64_t numbers = capacity;
   for (;; ++level) {
@@ -76,7 +75,7 @@ int64_t lay_out(Tree& tree, int64_t capacity, bool minimum, char* base) {
   for (level = tree.top; level > 0; --level) tree.before[level] = take(tree.lines[level]);  // searches read these
   for (level = tree.top + 1; level >= 0; --level) {
     tree.raw[level] = take(tree.lines[level]);
-    if (level > 0 && minimum) tree.least[level] = take(tree.lines[level]);
+    if (level > 0) tree.least[level] = take(tree.lines[level]);
   }
   return used;
 }
@@ -117,20 +116,20 @@ bool has_leaves(int64_t capacity) {
   return false;
 }
 
-// tree_bytes(capacity, minimum) -> bytes of memory that tree() needs, 64-byte aligned and zero at first
+// tree_bytes(capacity) -> bytes of memory that tree() needs, 64-byte aligned and zero at first
 PyObject* tree_bytes(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 2)) return nullptr;
+  if (!expect(n, 1)) return nullptr;
   Tree tree;
   const int64_t capacity = PyLong_AsLongLong(args[0]);
   if (PyErr_Occurred() || !has_leaves(capacity)) return nullptr;
-  return PyLong_FromLongLong(lay_out(tree, capacity, PyObject_IsTrue(args[1]), nullptr));
+  return PyLong_FromLongLong(lay_out(tree, capacity, nullptr));
 }
 
 void free_tree(PyObject* capsule) { delete tree_of(capsule); }
 
-// tree(address, capacity, minimum, fresh) -> capsule; fresh: the memory is zero and has to be initialised
+// tree(address, capacity, fresh) -> capsule; fresh: the memory is zero and has to be initialised
 PyObject* make_tree(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 4)) return nullptr;
+  if (!expect(n, 3)) return nullptr;
   char* base = at<char>(args[0]);
   const int64_t capacity = PyLong_AsLongLong(args[1]);
   if (PyErr_Occurred() || !has_leaves(capacity)) return nullptr;
@@ -140,8 +139,8 @@ PyObject* make_tree(PyObject*, PyObject* const* args, Py_ssize_t n) {
   }
   Tree* tree = new (std::nothrow) Tree;
   if (!tree) return PyErr_NoMemory();
-  lay_out(*tree, capacity, PyObject_IsTrue(args[2]), base);
-  if (PyObject_IsTrue(args[3]) && tree->has_minimum) {
+  lay_out(*tree, capacity, base);
+  if (PyObject_IsTrue(args[2])) {
     for (int level = 1; level <= tree->top + 1; ++level)
       for (int64_t i = 0; i < tree->lines[level] * kLine; ++i)
         tree->least[level][i] = std::numeric_limits<float>::infinity();

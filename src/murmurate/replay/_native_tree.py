@@ -67,7 +67,7 @@ class NativeTree(SeededTree):
             self._memory = np.frombuffer(memory, dtype=np.uint8, count=needed)
         # an initialized tree is never all zeros: the minimum of an empty node is stored as infinity
         fresh = not self._memory.any()
-        self._tree = self._kernels.tree(self._memory.ctypes.data, capacity, True, fresh)
+        self._tree = self._kernels.tree(self._memory.ctypes.data, capacity, fresh)
         offset = self._kernels.leaves(self._tree) - self._memory.ctypes.data
         leaves = self._memory[offset : offset + 4 * capacity]
         self._priorities = torch.from_numpy(leaves).view(torch.float32)
@@ -75,7 +75,7 @@ class NativeTree(SeededTree):
 
     @staticmethod
     def bytes_needed(capacity: int) -> int:
-        return int(_compiled().tree_bytes(capacity, True))
+        return int(_compiled().tree_bytes(capacity))
 
     @property
     def priorities(self) -> Tensor:
