@@ -554,6 +554,11 @@ def test_evaluate_is_murmurate_eval(trained: MakeModel, capsys: pytest.CaptureFi
     assert figures["returns"] == printed["returns"]
     assert len(figures["returns"]) == 3
     assert model.evaluate(np.int64(3), seed=np.int64(4)) == figures  # type: ignore[arg-type]
+    assert main(["eval", str(model.folder), "--episodes", "3", "--seed", "4", "--sample", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    sampled = model.evaluate(3, seed=4, sample=True)
+    assert sampled["returns"] == printed["returns"] != figures["returns"]
+    assert sampled["eval_sampled_return_mean"] == printed["eval_sampled_return_mean"]
 
 
 @pytest.mark.parametrize(("episodes", "seed"), [(1.5, None), ("3", None), (3, "4"), (3, 0.5)])

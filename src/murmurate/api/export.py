@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import logging
+import math
 import os
 import re
 import tempfile
@@ -21,6 +22,9 @@ from torch import Tensor, nn
 
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import MissingExtra, Refusal, RunFailed, cause_of
+from murmurate.spec import EnvSpec
+from murmurate.training.run import Run
+from murmurate.training.run_folder import plain, versions
 
 SUFFIXES = (".safetensors", ".pt2", ".onnx")
 _METADATA = "murmurate"
@@ -57,6 +61,24 @@ def check_path(path: Path) -> None:
         for package in ("onnx", "onnxscript", "onnxruntime"):
             if importlib.util.find_spec(package) is None:
                 raise MissingExtra(package, "export", "An export to ONNX")
+
+
+def description(run: Run, checkpoint: str, spec: EnvSpec, classes: Sequence[str]) -> dict[str, Any]:
+    """The metadata of an export, as values for JSON: the run, the versions of packages, what the model reads
+    and returns."""
+    return {
+        "run": plain(run),
+        "versions": versions(),
+        "checkpoint": checkpoint,
+        "observation_shape": list(spec.observation_shape),
+        "observation_dtype": str(spec.observation_dtype).removeprefix("torch."),
+        "actions": spec.actions,
+        "classes": list(classes),
+        "action_shape": list(spec.action_shape),
+        # null for an action without a bound: JSON has no infinity
+        "action_low": [x if math.isfinite(x) else None for x in spec.action_low],
+        "action_high": [x if math.isfinite(x) else None for x in spec.action_high],
+    }
 
 
 def export_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Exported:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from murmurate import recipes
-from murmurate.api.export import Exported, check_path, export_program, export_weights
+from murmurate.api.export import Exported, check_path, description, export_program, export_weights
 from murmurate.api.fields import integer, with_places
 from murmurate.api.observations import array_of, mask_of, pair_hint, without_tensors
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
@@ -29,7 +28,6 @@ from murmurate.training.data_record import read_fingerprint
 from murmurate.training.evaluate import figures
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
-from murmurate.training.run_folder import plain, versions
 from murmurate.training.threads import keeping_threads
 from murmurate.worlds.interface import Formats, SimulatorWorld
 from murmurate.worlds.own import replaced_by
@@ -328,21 +326,28 @@ class TrainedModel:
             raise Refusal(f"{self.run.learner.name} has no posterior: only mixtures and topic models do.")
         return self._learner.estimate()
 
-    def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, Any]:
+    def evaluate(
+        self, episodes: int | None = None, seed: int | None = None, sample: bool = False
+    ) -> dict[str, Any]:
         """The figures of ``murmurate eval``, of this model as it is: for agents ``eval_return_mean``,
-        ``eval_return_stderr``, ``episodes``, ``returns``; for classifiers ``accuracy`` and so on.
+        ``eval_return_stderr``, ``episodes``, ``returns`` (with ``sample``: ``eval_sampled_return_mean``
+        ...); for classifiers ``accuracy`` and so on.
 
         Args:
             episodes: number of games (or documents, or test images, which are drawn at random); None: as many
                 as the run's option says, or all.
             seed: seed of the games, or of the draw; None: one that was not used in training.
+            sample: draw actions from the policy, instead of the most probable ones.
 
         Raises:
-            Refusal: for fewer than one game, a negative seed, and where the data set is gone.
+            Refusal: for fewer than one game, a negative seed, ``sample`` for a model that takes no actions,
+                and where the data set is gone.
         """
         episodes, seed = integer("episodes", episodes, int), integer("seed", seed, Seed)
         with keeping_threads():
-            result = figures(self.run, self._checkpoint, count=episodes, seed=seed, learner=self._learner)
+            result = figures(
+                self.run, self._checkpoint, count=episodes, seed=seed, sample=sample, learner=self._learner
+            )
         result.pop("best_eval_return_mean", None)  # it compares two checkpoints
         return result
 
@@ -361,20 +366,7 @@ class TrainedModel:
         """
         target = Path(path).expanduser()
         check_path(target)
-        spec = self.spec
-        metadata = {
-            "run": plain(self.run),
-            "versions": versions(),
-            "checkpoint": self._checkpoint.name,
-            "observation_shape": list(spec.observation_shape),
-            "observation_dtype": str(spec.observation_dtype).removeprefix("torch."),
-            "actions": spec.actions,
-            "classes": self.classes,
-            "action_shape": list(spec.action_shape),
-            # null for an action without a bound: JSON has no infinity
-            "action_low": [x if math.isfinite(x) else None for x in spec.action_low],
-            "action_high": [x if math.isfinite(x) else None for x in spec.action_high],
-        }
+        metadata = description(self.run, self._checkpoint.name, self.spec, self.classes)
         if target.suffix == ".safetensors":
             return export_weights(target, self._tensors(), metadata)
         program = self.module

@@ -40,8 +40,10 @@ def figures(
     count: number of games, images or the like, in place of the number in the run's config. sample: draw
     actions from the policy. best: folder of the best checkpoint, which is then evaluated, too. learner: what
     was loaded of the checkpoint before; None: it is loaded. Raises Refusal if the data set is gone or has
-    changed.
+    changed, or if actions shall be sampled in a run without actions.
     """
+    if sample and not run.evaluation.plays:
+        raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
     torch.set_num_threads(run.placement.threads)
     folder = run_folder(checkpoint_folder)
     fingerprint = read_fingerprint(folder)
@@ -72,10 +74,8 @@ def evaluate_folder(
     """Evaluate a run's consensus parameters (games: GALA's protocol, argmax and up to 30 no-ops).
 
     which: ``last`` or ``best``. sample: draw actions from the policy, instead of the most probable ones.
-    Raises Refusal if there is no such checkpoint, or if actions shall be sampled in a run without actions.
+    Raises Refusal if there is no such checkpoint, and as ``figures``.
     """
-    if sample and not run.evaluation.plays:
-        raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
     checkpoint_folder, learner = checkpoint.best(folder / "checkpoints"), None
     if which == "last":
         checkpoint_folder, learner = checkpoint.load_newest(
