@@ -71,6 +71,7 @@ def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.mapping.learning import check_returns
+    from murmurate.mapping.pilot import pilot_run
     from murmurate.mapping.search import search
 
     for verb, does in (("check", "runs configurations"), ("apply", "trains")):
@@ -88,6 +89,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
     run = change(recipe_run(options), rest, f"murmurate train {options.recipe}")
     run.validate()
+    pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
     if options.target is not None or objective == "time":
         check_returns(run)
     _check_outputs(options)
