@@ -79,6 +79,8 @@ def test_bad_settings_are_refused(request: pytest.FixtureRequest) -> None:
         DoomWorld("my-way-home", occlude=(30, 161, 10, 110))
     with pytest.raises(Refusal, match="skill is 6; it must be from 1 to 5"):
         DoomWorld("my-way-home", skill=6)
+    with pytest.raises(Refusal, match="a button is given twice"):
+        DoomWorld("my-way-home", buttons=("attack", "use", "attack"))
     with pytest.raises(Refusal, match=r"no button 'fly'\. Use some of .*turn-left"):
         opened(request, "doom-basic", 1, buttons=("fly",)).reset(0)
 

@@ -102,6 +102,8 @@ class DoomWorld(SimulatorWorld):
             raise errors.Refusal(
                 f"{len(self.buttons)} buttons: use from 1 to 16, as in --world.buttons attack,use."
             )
+        if len(set(self.buttons)) < len(self.buttons):
+            raise errors.Refusal("a button is given twice. Give each of --world.buttons once.")
 
     @property
     def name(self) -> str:
