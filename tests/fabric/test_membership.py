@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -337,3 +338,30 @@ def test_a_member_that_works_is_waited_for_beyond_the_deadline(
         with pytest.raises(FabricError, match=message):
             zero.mean_(x)
         assert passed == 1
+
+
+def test_time_for_which_a_waiting_member_was_stopped_does_not_count(
+    host: Callable[[int], Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-Z stops all members at once: the late ones had no time either."""
+    machine = host(2)
+    (_, zero), (_, one) = machine.door(0), machine.door(1)
+    now, naps = 1000.0, 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now, naps
+        naps += 1
+        now += 3600.0 if naps == 2 else 0.9
+        if naps == 5:
+            one.mean_(full(3.0))
+
+    monkeypatch.setattr(
+        "murmurate.fabric.processes.fabric.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    )
+    x = full(1.0)
+    assert (zero.mean_(x), naps) == (2, 5)
+    assert torch.equal(x, full(2.0))
+    before = now
+    with pytest.raises(FabricError, match=r"waited 20 s for rank\(s\) \[1\] in round 2"):
+        zero.mean_(x)
+    assert 20.0 < now - before < 22.0

@@ -7,7 +7,9 @@ import gc
 import itertools
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -304,6 +306,36 @@ def test_a_member_that_works_is_waited_for_beyond_the_deadline(working, monkeypa
             with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1.*larger deadline_s"):
                 here.mean_(x)
             assert passed == 2  # the deadline, and the time that the leader's message may take
+
+
+@pytest.mark.parametrize("numbers", [N, 1 << 17], ids=["by the leader", "by an engine"])
+def test_time_for_which_a_waiting_member_was_stopped_does_not_count(numbers, monkeypatch):
+    """Ctrl-Z stops all members at once: the late ones had no time either."""
+    with members(2) as fabrics, ThreadPoolExecutor(1) as pool:
+        like = torch.zeros(numbers)
+        here, there = channels(fabrics, like=like)
+        x, y, late, stopped = like + 1, like + 3, [], 0.0
+        wait = fabrics[0].endpoint.changed.wait
+
+        def stop_once(seconds):
+            nonlocal stopped
+            if threading.current_thread() is not threading.main_thread():
+                return wait(seconds)
+            if not late and stopped:
+                late.append(pool.submit(there.mean_, y))
+            stopped = 3600.0
+            return wait(seconds)
+
+        clock = time.monotonic
+        for module in ("endpoint", "collectives"):
+            monkeypatch.setattr(
+                f"murmurate.fabric.network.{module}.time",
+                SimpleNamespace(monotonic=lambda: clock() + stopped, sleep=time.sleep),
+            )
+        monkeypatch.setattr(fabrics[0].endpoint.changed, "wait", stop_once)
+        assert (here.mean_(x), late[0].result(DEADLINE_SECONDS)) == (2, 2)
+        assert torch.equal(x, like + 2)
+        assert torch.equal(y, like + 2)
 
 
 def test_a_member_that_goes_on_with_other_rounds_is_not_waited_for():

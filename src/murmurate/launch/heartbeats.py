@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from murmurate.fabric.interface import ASLEEP_SECONDS
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.launch.host_memory import Process, this_host
 from murmurate.launch.role import log_name
@@ -26,7 +27,6 @@ STOPPED_SECONDS = 10.0  # deadline of a stopped process before the duration of i
 # shortest deadline, once rounds are timed, of a member without which the run ends: a centre, the last replica
 ENDS_RUN_SECONDS = 20.0
 ROUNDS = 20.0  # the deadline is the time of this many rounds
-_ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process was stopped
 
 
 def patience(pace_seconds: float, cap_seconds: float) -> float:
@@ -100,7 +100,7 @@ class HeartbeatMonitor:
     def poll(self, members: Iterable[Member]) -> Sequence[Member]:
         """Check ``members``, which are all that have not ended; returns those to be excluded."""
         now = self._clock()
-        if now - self._polled_at > _ASLEEP_SECONDS:
+        if now - self._polled_at > ASLEEP_SECONDS:
             # this process itself was stopped, by Ctrl-Z for instance, so missed heartbeats mean nothing
             for state in self._members:
                 state.silent_since = now

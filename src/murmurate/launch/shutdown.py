@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from murmurate.errors import RunFailed
+from murmurate.fabric.interface import ASLEEP_SECONDS
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.run import Run
 from murmurate.training.worker_context import seconds_to_decision
 
 STOP_DEADLINE_SECONDS = 75.0
 ALL_DIED = "all replicas died. See logs/ in the run folder."
-_ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process was stopped
 
 
 def stop_deadline(run: Run) -> float:
@@ -86,7 +86,7 @@ class Shutdown:
 
     def _read_heartbeats(self, now: float) -> None:
         # if this process itself was stopped, by Ctrl-Z for instance, missed heartbeats mean nothing
-        was_stopped = now - self._polled_at > _ASLEEP_SECONDS
+        was_stopped = now - self._polled_at > ASLEEP_SECONDS
         self._polled_at = now
         for rank, (last, _) in enumerate(self._beats):
             beats = self.run_state.beats(rank)

@@ -77,6 +77,8 @@ class NetworkCollectives:
         engine_allowed = self._lease_seconds > 0 and (call != "mean" or self.dtype.is_floating_point)
         if engine_allowed and self._bytes >= _MIN_ENGINE_BYTES and len(members) > 1:
             result = self._by_engine(state.round, call, x, members)
+            # the engine may take the time of the lease; while this process was stopped, none passed
+            end = max(end, time.monotonic() + endpoint.deadline_seconds - self._lease_seconds)
         if result is None:
             result = self._by_leader(state.round, call, x, end)
         with endpoint.lock:
@@ -109,11 +111,9 @@ class NetworkCollectives:
         attempt = Attempt(endpoint.rank, number, call, members, x, self._version(), should_abort)
         result = None
         with contextlib.suppress(RuntimeError):  # raised by gloo
-            groups = self._groups
-            has_group = groups is not None and groups.make(attempt)
             engine: Engine = self._reduce_scatter
-            if groups is not None and has_group and call == "mean":
-                engine = groups
+            if self._groups is not None and self._groups.make(attempt) and call == "mean":
+                engine = self._groups
             result = engine.execute(attempt)
         with endpoint.lock:
             all_in_reach = all(

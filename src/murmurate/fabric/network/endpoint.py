@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from murmurate.buffers import Pool
-from murmurate.fabric.interface import FabricError
+from murmurate.fabric.interface import ASLEEP_SECONDS, FabricError
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.network.connection import PeerConnection
 from murmurate.fabric.network.crypto import PeerRecord
@@ -279,13 +279,17 @@ class Endpoint:
         """
         if condition():
             return True
-        end, pause = time.monotonic() + deadline_seconds, _FIRST_POLL_SECONDS
-        while (left := end - time.monotonic()) > 0:
+        now, pause = time.monotonic(), _FIRST_POLL_SECONDS
+        end = now + deadline_seconds
+        while (left := end - now) > 0:
             polls = in_memory and any(x.local_peer is not None for x in self.connections.values())
             self.changed.wait(min(left, pause if polls else 0.05))
             if condition():
                 return True
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+            before, now = now, time.monotonic()
+            if (asleep := now - before - ASLEEP_SECONDS) > 0:  # the others may have been stopped, too
+                end += asleep
         return False
 
     def wait_for(self, ranks: Collection[int], condition: Any, end: float) -> bool:
@@ -306,7 +310,7 @@ class Endpoint:
             before, work = work, work_by_clock()
             if not any(work[x] > before.get(x, work[x]) for x in work):
                 return False
-            end += self.deadline_seconds
+            end = time.monotonic() + self.deadline_seconds
         return True
 
     def dead(self, rank: int) -> bool:

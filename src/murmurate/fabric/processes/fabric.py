@@ -26,6 +26,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import (
+    ASLEEP_SECONDS,
     STILL_ALIVE,
     Capability,
     Fabric,
@@ -355,14 +356,18 @@ class ProcessChannel:
     def _wait(self, condition: Callable[[], bool], deadline_seconds: float) -> bool:
         if condition():
             return True
-        end, pause = time.monotonic() + deadline_seconds, 20e-6
+        now, pause = time.monotonic(), 20e-6
+        end = now + deadline_seconds
         with self.traffic.timed():
             while not condition():
                 self._membership.heartbeat()
-                if time.monotonic() > end:
+                if now >= end:
                     return False
                 time.sleep(pause)
                 pause = min(pause * 1.5, 500e-6)
+                before, now = now, time.monotonic()
+                if (asleep := now - before - ASLEEP_SECONDS) > 0:  # the others may have been stopped, too
+                    end += asleep
         return True
 
 
