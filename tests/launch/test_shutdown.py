@@ -121,6 +121,14 @@ def test_while_the_launcher_itself_was_stopped_no_member_was_silent() -> None:
     assert scene.overdue_after(()) == pytest.approx(HANG_SECONDS + DEADLINE, abs=1.5)
 
 
+def test_while_the_launcher_itself_was_stopped_no_deadline_came_nearer() -> None:
+    scene = Scene()
+    scene.coordinator.should_end = True
+    assert scene.overdue_after((0, 1, 2), limit=DEADLINE - 20.0) is NEVER
+    scene.now += 3600.0
+    assert scene.overdue_after((0, 1, 2)) == pytest.approx(20.0, abs=1.5)
+
+
 def test_the_deadline_starts_again_for_the_members_that_are_left() -> None:
     scene = Scene()
     scene.coordinator.should_end = True

@@ -85,10 +85,12 @@ class Shutdown:
         return bool(finished) and all(now - beat > self.run.hang_after_seconds for beat in last_beats)
 
     def _read_heartbeats(self, now: float) -> None:
-        # if this process itself was stopped, by Ctrl-Z for instance, missed heartbeats mean nothing
-        was_stopped = now - self._polled_at > ASLEEP_SECONDS
+        # if this process itself was stopped, missed heartbeats mean nothing, and the deadline is later
+        asleep = now - self._polled_at - ASLEEP_SECONDS
+        if asleep > 0 and self._since is not None:
+            self._since += asleep
         self._polled_at = now
         for rank, (last, _) in enumerate(self._beats):
             beats = self.run_state.beats(rank)
-            if was_stopped or beats != last:
+            if asleep > 0 or beats != last:
                 self._beats[rank] = beats, now
