@@ -94,6 +94,32 @@ def test_a_state_transfer_travels_as_one_number_that_a_float64_holds(asked: Tran
     assert TransferRequest(asked.number + 1, 0, 0, 0).packed() > asked.packed()
 
 
+def test_a_heartbeat_while_waiting_undoes_no_work_of_another_thread() -> None:
+    run_state = RunState(1)
+    run_state.open()
+    cells, heartbeats = run_state._rows, 0
+
+    class Interrupted:
+        """After each read, another thread of the process works."""
+
+        def __getitem__(self, cell: tuple[int, int]) -> int:
+            nonlocal heartbeats
+            value = int(cells[cell])
+            run_state._rows = cells
+            run_state.heartbeat(0)
+            run_state._rows = self  # type: ignore[assignment]
+            heartbeats += 1
+            return value
+
+        def __setitem__(self, cell: tuple[int, int], value: int) -> None:
+            cells[cell] = value
+
+    run_state._rows = Interrupted()  # type: ignore[assignment]
+    run_state.heartbeat(0, working=False)
+    run_state._rows = cells
+    assert run_state.work().tolist() == [heartbeats]
+
+
 def test_an_incarnation_begins_only_after_the_last_one_has_ended() -> None:
     run_state = RunState(2)
     run_state.open()

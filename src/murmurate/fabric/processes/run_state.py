@@ -100,7 +100,8 @@ class RunState:
         working: whether it makes progress of its own; False while it waits for others or for a disk.
         """
         self._rows[_HEARTBEAT, rank] += 1
-        self._rows[_WORK, rank] += working
+        if working:  # else not written, as another thread of this process may be counting its work
+            self._rows[_WORK, rank] += 1
 
     def set_pace(self, rank: int, seconds: float) -> None:
         """Publish how long this member's rounds take: ``seconds`` is a high quantile."""
