@@ -89,6 +89,35 @@ def test_incarnations_that_end_while_they_read_delay_no_member():
         assert len(lender._mapped_ranges) < 12, "memory of former lives is mapped no more"
 
 
+@pytest.mark.parametrize("reads", [1, 2, 3])
+@pytest.mark.parametrize("act", ["version", "peek"])
+def test_a_restart_while_a_thread_reads_without_the_lock_changes_no_version(act, reads):
+    """The publisher restarts when the thread has looked up its memory so many times."""
+    with members(2) as fabrics:
+        here, there = channels(fabrics)
+        for number in range(4):
+            here.publish(torch.full((5,), float(number)))
+        register = there._register
+        subscription = register._subscriptions[0]
+        until(lambda: subscription.mapped is not None)
+        left = reads
+
+        class Restarting(type(subscription)):
+            def __getattribute__(self, name):
+                nonlocal left
+                value = super().__getattribute__(name)
+                left -= name == "mapped"
+                if not left:
+                    left = -1
+                    with fabrics[1].endpoint.lock:
+                        register.peer_restarted(0)
+                return value
+
+        subscription.__class__ = Restarting
+        assert (there.version(0) if act == "version" else there.peek(0)[1]) == 4
+        assert there.version(0) == 4
+
+
 def test_a_message_under_way_to_a_former_incarnation_does_not_reach_the_next(monkeypatch):
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}

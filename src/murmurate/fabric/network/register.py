@@ -38,7 +38,9 @@ class _Subscription:
 
     x: Tensor | None = None  # the newest vector received
     received: int = 0  # its version
-    mapped: tuple[BufferedRegister[Bytes], Lane] | None = None  # a local peer's register, in shared memory
+    # a local peer's register and lane, in shared memory, and ``before``: one value, as it is read without the
+    # lock while a restart may change it
+    mapped: tuple[BufferedRegister[Bytes], Lane, int] | None = None
     promised: int = 0  # a version that a collective's result reported: older ones must not be read any more
     before: int = 0  # how many versions the publisher's former incarnations had
     requested: bool = False  # whether we have requested the next newer version
@@ -49,7 +51,8 @@ class _Subscription:
     @property
     def version(self) -> int:
         """The newest version that can be read."""
-        return self.received if self.mapped is None else self.mapped[0].version + self.before
+        mapped = self.mapped
+        return self.received if mapped is None else mapped[0].version + mapped[2]
 
 
 class NetworkRegister:
@@ -201,12 +204,12 @@ class NetworkRegister:
 
     def _peek_mapped(self, subscription: _Subscription) -> tuple[Tensor, int] | None:
         """(newest vector, version) of a local peer, from shared memory; None if there is none."""
-        mapped, before = subscription.mapped, subscription.before
+        mapped = subscription.mapped
         newest = None if mapped is None else mapped[0].peek(mapped[1].pin, 0)
-        if newest is None:
+        if mapped is None or newest is None:
             return None
         self._traffic.bytes += self._codec.wire_bytes
-        return self._codec.decode(newest[0]), newest[1] + before
+        return self._codec.decode(newest[0]), newest[1] + mapped[2]
 
     # All methods below must be called with the endpoint's lock held.
 
@@ -316,7 +319,8 @@ class NetworkRegister:
     def on_peer_mapped(self, peer: int) -> None:
         """A local peer's register can be read in shared memory now, so it need not answer our requests."""
         subscription = self._subscriptions[peer]
-        subscription.mapped, subscription.requested = self._shm.mapped[peer], False
+        subscription.mapped = *self._shm.mapped[peer], subscription.before
+        subscription.requested = False
         subscription.answered = subscription.question
 
     def on_mapping_failed(self, peer: int) -> None:
