@@ -336,6 +336,17 @@ def test_a_message_that_is_forgotten_gives_its_slot_back(host: Callable[[int], H
     assert len(places) == 1
 
 
+def test_memory_that_is_closed_again_closes_no_other_file() -> None:
+    """As after an error between two epochs, when the memory of the first is closed already."""
+    memory_file = SharedMemoryFile.create()
+    number = memory_file.descriptor
+    memory_file.close()
+    with open(os.devnull, "rb") as other:
+        assert other.fileno() == number, "the system gives out the lowest number that is free"
+        memory_file.close()
+        os.fstat(other.fileno())
+
+
 @pytest.mark.parametrize("working", [True, False])
 def test_a_member_that_works_is_waited_for_beyond_the_deadline(
     host: Callable[[int], Host], monkeypatch: pytest.MonkeyPatch, working: bool

@@ -38,6 +38,7 @@ class SharedMemoryFile:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._closed = False
         self._offset = 0
 
     @classmethod
@@ -98,7 +99,10 @@ class SharedMemoryFile:
         return np.frombuffer(self.take(label, count * 8), dtype=np.int64).reshape(shape)
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        """Close the file, once: by the next call its descriptor may be that of another file."""
+        if not self._closed:
+            self._closed = True
+            os.close(self.descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Allows this object to be sent to a process that is being started; there, regions are taken again
