@@ -285,6 +285,7 @@ class ProcessChannel:
                 f"{[self._fabric_rank(r) for r in late]} in round {number} "
                 f"of channel '{self.name}'. {STILL_ALIVE}"
             )
+        fence(self._barrier)  # no slot may be read before the counters
         # a member that did not take part has died, and is left out until it is admitted again
         self._partners &= self._rounds >= number
         return slots, [int(rank) for rank in np.flatnonzero(self._partners)]
@@ -328,6 +329,7 @@ class ProcessChannel:
             tensor.copy_(like)
             fence(self._barrier)
             ready[0] = 1
+        fence(self._barrier)  # the tensor must not be read before ``ready``
         self._shared[key] = tensor
         return tensor
 
