@@ -21,6 +21,8 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import pending
 from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
+from murmurate.fabric.network.frames import Closed
+from murmurate.fabric.network.handshake import dial
 from murmurate.fabric.network.register import UNREAD_LIMIT
 from murmurate.fabric.processes.run_state import RunState
 from waiting import DEADLINE_SECONDS, until
@@ -275,6 +277,17 @@ def test_what_was_sent_before_the_close_still_arrives_and_nothing_is_left_behind
         closing.join(20)
         assert not closing.is_alive()
     until(lambda: not [t for t in set(threading.enumerate()) - before if t.is_alive()])
+
+
+def test_a_connection_that_comes_about_after_the_close_is_not_kept():
+    with members(2) as fabrics:
+        endpoint = fabrics[1].endpoint
+        connection = endpoint.connections[0]
+        handshake = dial(endpoint.credentials, connection.record, connection.received, 5.0)
+        endpoint._close_connections()
+        with pytest.raises(Closed):
+            connection.adopt(handshake)
+        assert not connection.connected
 
 
 @pytest.mark.parametrize("working", [True, False])

@@ -160,7 +160,8 @@ class PeerConnection:
         reconnect changes nothing about shared memory.
         """
         with self._owner.lock:
-            if handshake.incarnation != self.record.incarnation:  # it has restarted since the handshake
+            # this member has closed, or the peer has restarted, during the handshake
+            if self._owner.closed or handshake.incarnation != self.record.incarnation:
                 handshake.pipe.close()
                 raise Closed
             if handshake.received > self.queue.posted:

@@ -150,10 +150,7 @@ class Endpoint:
             handshake = answer(
                 self.credentials, sock, self._record_of, lambda rank: self.connections[rank].received, seconds
             )
-            with self.lock:
-                if self.closed:
-                    raise Closed
-                self.connections[handshake.rank].adopt(handshake)
+            self.connections[handshake.rank].adopt(handshake)
         except FrameRejected as refusal:
             self.refuse("handshake" if refusal.cause == "truncated" else refusal.cause, str(refusal))
             sock.close()
