@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import itertools
@@ -277,6 +278,18 @@ def test_what_was_sent_before_the_close_still_arrives_and_nothing_is_left_behind
         closing.join(20)
         assert not closing.is_alive()
     until(lambda: not [t for t in set(threading.enumerate()) - before if t.is_alive()])
+
+
+def test_a_member_that_has_just_restarted_is_not_lost():
+    """The connection to its former incarnation was once lost, long ago."""
+    with members(2) as fabrics:
+        here, _ = channels(fabrics)
+        connection = fabrics[0].endpoint.connections[1]
+        with fabrics[0].endpoint.lock:
+            connection._lost_at -= 3600.0
+            assert not here.has_lost(1)
+            connection.replace(dataclasses.replace(connection.record, incarnation=bytes(16)))
+            assert not here.has_lost(1)
 
 
 def test_a_connection_that_comes_about_after_the_close_is_not_kept():

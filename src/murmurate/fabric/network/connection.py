@@ -197,7 +197,7 @@ class PeerConnection:
                 self.peer,
                 len(self.queue),
             )
-            old, self._pipe = self._pipe, None
+            old, self._pipe, self._lost_at = self._pipe, None, time.monotonic()
             self.record, self.dead, self.finished = record, False, False
             self.local_peer, self._has_connected = None, False
             self.received = 0
