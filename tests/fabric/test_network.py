@@ -100,6 +100,18 @@ def test_large_vectors_arrive_whole_at_any_place_in_their_pieces():
         assert torch.equal(there.wait("x", 10.0).x, like.flip(0))
 
 
+def test_vectors_of_any_stride_are_sent():
+    with members(2, shared_memory=False) as fabrics:
+        here, there = channels(fabrics)
+        every_second, repeated = torch.arange(2.0 * N)[::2], torch.tensor(3.0, requires_grad=True).expand(N)
+        here.publish(every_second)
+        assert there.wait_newer([0], [0], 10.0)
+        assert torch.equal(there.peek(0)[0], every_second)
+        for x in (every_second, repeated, every_second[:2], repeated[:1]):
+            assert here.send(1, "x", x)
+            assert torch.equal(there.wait("x", 10.0).x, x)
+
+
 def test_a_publisher_sends_nothing_to_a_member_that_never_reads():
     with members(2, shared_memory=False) as fabrics:
         here, there = channels(fabrics)

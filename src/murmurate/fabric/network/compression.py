@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from murmurate.buffers import Bytes, as_tensor
+from murmurate.buffers import Bytes, as_bytes, as_tensor
 
 Compression = Literal["none", "bfloat16", "int8"]
 BLOCK = 1024  # numbers that share one scale
@@ -49,7 +49,7 @@ class WireCopy:
 
     def __init__(self, wire: Bytes, source: Tensor | None = None) -> None:
         self.wire = wire
-        self._source = None if source is None else source.view(torch.uint8)
+        self._source = None if source is None else as_bytes(source)
         self._target = as_tensor(wire, torch.uint8)
         self._copied = 0 if source is not None else wire.nbytes
         self._progress = threading.Condition()
@@ -103,7 +103,7 @@ def begin_copy(encoder: Encoder, x: Tensor, wire: Bytes) -> WireCopy:
     """Begin to write ``x`` into ``wire``. If ``x`` must be converted, all of it is written now; else it is
     copied while it is sent."""
     if encoder.exact and x.device.type == "cpu":
-        return WireCopy(wire, x.detach().reshape(-1).to(encoder.dtype))
+        return WireCopy(wire, x.to(encoder.dtype))
     encoder.encode(x, wire)
     return WireCopy(wire)
 

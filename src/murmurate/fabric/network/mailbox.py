@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.buffers import Bytes, as_tensor
+from murmurate.buffers import Bytes, as_bytes, as_tensor
 from murmurate.fabric.interface import Message, Traffic, check_message
 from murmurate.fabric.network.compression import Codec, CopyReader, ErrorFeedback, WireCopy, begin_copy
 from murmurate.fabric.network.endpoint import Endpoint
@@ -162,7 +162,7 @@ class NetworkMailbox:
         endpoint = self._endpoint
         short = bool(self._short_bytes(x))
         if short:
-            copy = WireCopy(x.detach().to("cpu", copy=True).view(torch.uint8).numpy())
+            copy = WireCopy(as_bytes(x.to("cpu", copy=True)).numpy())
         else:
             copy = begin_copy(stream.feedback, x, endpoint.outgoing_buffers.take(self._codec.wire_bytes))
         frame = self._frame(tag, note, copy.wire, short)
