@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import itertools
 import signal
@@ -130,8 +129,14 @@ def test_an_interrupted_publish_blocks_no_connection(monkeypatch):
         assert torch.equal(there.peek(0)[0], fill(1))  # and requests the next version
         connection = fabrics[0].endpoint.connections[1]
         until(lambda: here._register._requests and not connection.queue.is_pending, "the request")
+        note_sent = here._register._note_sent
+
+        def interrupted(peer, copy):
+            note_sent(peer, copy)
+            signal.raise_signal(signal.SIGINT)
+
         with monkeypatch.context() as patch:
-            patch.setattr(connection, "nudge", functools.partial(signal.raise_signal, signal.SIGINT))
+            patch.setattr(here._register, "_note_sent", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 here.publish(fill(2))
         assert there.wait_newer([0], [1], 10.0)

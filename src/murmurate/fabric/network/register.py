@@ -124,6 +124,7 @@ class NetworkRegister:
                 )
                 if first is not None:
                     self._note_sent(first[0].peer, copy)
+                    waiting.remove(first[0].peer)
                 for peer in waiting:
                     connections[peer].nudge()
         finally:  # even after an interrupt: connections wait for this copy, and one until it is sent
