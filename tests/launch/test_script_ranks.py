@@ -19,7 +19,7 @@ import torch
 import murmurate
 from launch.test_torchrun import Ranks
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.spawn import REFUSED, Died, Exit
+from murmurate.fabric.processes.spawn import FINISHED, REFUSED, Died, Exit, Worker
 from murmurate.launch import script_ranks
 from murmurate.strategies.gala import GALA
 from sessions import session
@@ -249,6 +249,29 @@ def test_a_rank_with_other_settings_tells_rank_0() -> None:
     with pytest.raises(Refusal, match="with other settings") as refusal, members:
         pass
     assert reports == [Exit(REFUSED, str(refusal.value))]
+
+
+def test_a_centre_reports_its_end_before_it_answers_the_ranks_that_have_not_closed(monkeypatch) -> None:
+    """They close once rank 0 knows that all have ended: it waited for them to no purpose."""
+    deeds: list[str] = []
+    host = SimpleNamespace(
+        run_state=SimpleNamespace(mark_finished=lambda rank: deeds.append(f"{rank} finished")),
+        fabric=lambda rank, deadline_seconds: None,
+        flush=lambda: deeds.append("flushed"),
+        close=lambda: deeds.append("closed"),
+    )
+    monkeypatch.setattr(script_ranks, "take_signals", lambda: None)
+    monkeypatch.setattr(script_ranks, "torchrun_environment", lambda: SimpleNamespace())
+    monkeypatch.setattr(script_ranks.Rendezvous, "client", lambda *_: None)
+    monkeypatch.setattr(script_ranks, "MemberHost", lambda *_, **__: host)
+    settings = SimpleNamespace(
+        members=3, deadline_seconds=1.0, run_to_exit=lambda fabric, out: Exit(FINISHED, result=1)
+    )
+    spec, worker = SimpleNamespace(run_id="a run", epoch=1), Worker(0, None, None)  # type: ignore[arg-type]
+    assert script_ranks._run_centre(settings, spec, "here", worker) == Exit(FINISHED)  # type: ignore[arg-type]
+    assert deeds == ["2 finished", "flushed"]
+    worker.afterwards.close()
+    assert deeds[-1] == "closed"
 
 
 def test_hogwild_over_several_hosts_is_refused(monkeypatch) -> None:

@@ -307,13 +307,13 @@ def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: W
     rank = settings.members - 1
     store = Rendezvous.client(environment, spec.run_id, spec.epoch)
     host = MemberHost(spec, store, [rank], leads=False, address=address)
-    try:
-        end = settings.run_to_exit(host.fabric(rank, settings.deadline_seconds), stdout_of("main", rank))
-        if end.how == FINISHED:
-            host.run_state.mark_finished(rank)
-        return Exit(end.how, end.error, end.trace)
-    finally:
-        host.close()
+    # after the report: the ranks, for which its fabric waits, close only once rank 0 knows that it has ended
+    worker.afterwards.callback(host.close)
+    end = settings.run_to_exit(host.fabric(rank, settings.deadline_seconds), stdout_of("main", rank))
+    if end.how == FINISHED:
+        host.run_state.mark_finished(rank)
+        host.flush()
+    return Exit(end.how, end.error, end.trace)
 
 
 def _fingerprint(settings: ScriptSettings) -> str:
