@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import struct
 import subprocess
@@ -38,6 +39,23 @@ def test_a_worker_that_dies_while_it_reports_is_dead() -> None:
         assert worker.poll()
         assert worker.exit is not None
         assert (worker.exit.how, worker.exit.error) == (DIED, "SIGKILL")
+        worker.close()
+
+
+def test_a_report_that_comes_just_before_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker reports and ends while the launcher looks at the pipe, and then at the process."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        reads, writes = Pipe(duplex=False)
+        stub = SimpleNamespace(pid=process.pid, exitcode=0, join=lambda seconds: process.wait(seconds))
+        worker = WorkerProcess(0, stub, reads)  # type: ignore[arg-type]
+
+        def reports_and_ends() -> bool:
+            writes.send_bytes(pickle.dumps(Exit(FINISHED, result=7)))
+            return True
+
+        monkeypatch.setattr(worker._handle, "has_ended", reports_and_ends)
+        assert worker.poll()
+        assert worker.exit == Exit(FINISHED, result=7)
         worker.close()
 
 

@@ -164,6 +164,7 @@ class WorkerProcess:
 
     def poll(self) -> bool:
         """Whether the worker has ended; if so, sets ``exit``."""
+        has_ended = self._handle.has_ended()  # asked first: it may report just before it ends
         # the pipe is also closed when a worker dies without a report, or (OSError) in the middle of one
         with contextlib.suppress(EOFError, OSError):
             if self._pipe.poll():
@@ -171,7 +172,7 @@ class WorkerProcess:
                 if self.exit is not None and self.exit.how != FINISHED:
                     self._end()
                 return True
-            if not self._handle.has_ended():
+            if not has_ended:
                 return False
         self._end()
         code = self.process.exitcode
