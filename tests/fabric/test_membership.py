@@ -206,6 +206,30 @@ def test_messages_of_and_to_an_incarnation_that_is_over_are_refused_and_counted(
         assert (message.sender, message.note) == (1, number)
 
 
+def test_a_message_that_is_copied_while_its_reader_restarts_does_not_reach_the_next_incarnation(
+    host: Callable[[int], Host],
+) -> None:
+    here = host(2)
+    (_, zero), _ = here.door(0), here.door(1)
+    store, born = zero._mailbox._store, list[ProcessChannel]()
+
+    def copy_until_it_has_restarted(slot: torch.Tensor, x: torch.Tensor) -> None:
+        store(slot, x)
+        fabric, channel = rebirth(here, 1)
+        fabric.enter({"rounds": {"model": 0}, "partners": [0], "incarnations": [0, 0]})
+        fabric.membership.run_state.enter(1)
+        born.append(channel)
+
+    zero._mailbox._store = copy_until_it_has_restarted
+    assert zero.send(1, "x", full(1.0))
+    zero._mailbox._store = store
+    assert zero.send(1, "x", full(2.0))
+    message = born[0].receive("x")
+    assert message is not None
+    assert torch.equal(message.x, full(2.0))
+    assert born[0].traffic.refused == 1
+
+
 def test_messages_of_the_dead_arrive_while_no_member_has_taken_their_place(
     host: Callable[[int], Host],
 ) -> None:

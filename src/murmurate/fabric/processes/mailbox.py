@@ -84,12 +84,15 @@ class ProcessMailbox:
             slot = ring.free_slot(is_held=reader_lives)
             return slot is not None or not membership.is_alive(to)
 
-        if not self._wait(has_room, deadline_seconds) or not membership.is_alive(to) or slot is None:
+        if not self._wait(has_room, deadline_seconds):
+            return False
+        mark = self._incarnations(self.rank, to)  # of the reader that is alive now: it may restart meanwhile
+        if slot is None or not membership.is_alive(to):
             return False
         short = x.numel() < self._count
         buffer = self._slots[to][slot]
         self._store(buffer[: x.numel()] if short else buffer, x)
-        ring.send(slot, encoded, note, self._incarnations(self.rank, to), x.nbytes if short else 0)
+        ring.send(slot, encoded, note, mark, x.nbytes if short else 0)
         return True
 
     def receive(self, tag: str) -> Message | None:
