@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from fabric.networked import RUN, SECRET, cabled, channels, members
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network.compression import ExactCodec
+from murmurate.fabric.network.compression import Bfloat16Codec, ExactCodec
 from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
 from waiting import until
 
@@ -118,21 +118,29 @@ def test_a_restart_while_a_thread_reads_without_the_lock_changes_no_version(act,
         assert there.version(0) == 4
 
 
-def test_a_message_under_way_to_a_former_incarnation_does_not_reach_the_next(monkeypatch):
+@pytest.mark.parametrize(
+    ("codec", "compression", "shared_memory"),
+    [(ExactCodec, "none", True), (Bfloat16Codec, "bfloat16", False)],
+    ids=["in memory", "over the connection"],
+)
+def test_a_message_under_way_to_a_former_incarnation_does_not_reach_the_next(
+    codec, compression, shared_memory, monkeypatch
+):
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
+    options |= {"compression": compression, "shared_memory": shared_memory}
     with members(2, {0: store, 1: store}, **options) as fabrics:
         here, _ = channels(fabrics)
-        encode = ExactCodec.encode
+        encode = codec.encode
 
-        def and_then_it_starts_anew(codec, x, wire):
-            encode(codec, x, wire)
+        def and_then_it_starts_anew(own_codec, x, wire):
+            encode(own_codec, x, wire)
             monkeypatch.undo()
             fabrics[1].endpoint._close_connections()
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
             until(lambda: fabrics[0].endpoint.connections[1].connected)
 
-        monkeypatch.setattr(ExactCodec, "encode", and_then_it_starts_anew)
+        monkeypatch.setattr(codec, "encode", and_then_it_starts_anew)
         here.send(1, "x", torch.ones(5))
         (there,) = channels(fabrics[1:])
         assert here.send(1, "x", torch.full((5,), 2.0))

@@ -160,6 +160,8 @@ class NetworkMailbox:
 
     def _send_on_connection(self, to: int, tag: str, x: Tensor, note: float, stream: _Outgoing) -> None:
         endpoint = self._endpoint
+        connection = endpoint.connections.get(to)  # None to this member itself
+        record = connection and connection.record
         short = bool(self._short_bytes(x))
         if short:
             copy = WireCopy(as_bytes(x.to("cpu", copy=True)).numpy())
@@ -167,10 +169,11 @@ class NetworkMailbox:
             copy = begin_copy(stream.feedback, x, endpoint.outgoing_buffers.take(self._codec.wire_bytes))
         frame = self._frame(tag, note, copy.wire, short)
         frame.source = CopyReader(copy)
-        connection = endpoint.connections.get(to)  # None to this member itself
         pipe: Pipe | None = None
         try:
             with endpoint.lock:
+                if connection is not None and connection.record is not record:
+                    return  # the message is for an incarnation that has ended meanwhile
                 self._traffic.bytes += frame.length
                 stream.sent += 1
                 pipe = None if connection is None else connection.claim(frame)
