@@ -361,16 +361,17 @@ class ProcessChannel:
         now, pause = time.monotonic(), 20e-6
         end = now + deadline_seconds
         with self.traffic.timed():
-            while not condition():
+            while True:
                 self._membership.heartbeat()
                 if now >= end:
                     return False
                 time.sleep(pause)
+                if condition():
+                    return True
                 pause = min(pause * 1.5, 500e-6)
                 before, now = now, time.monotonic()
                 if (asleep := now - before - ASLEEP_SECONDS) > 0:  # the others may have been stopped, too
                     end += asleep
-        return True
 
 
 def run_members(
