@@ -270,9 +270,9 @@ class ProcessChannel:
         self._rounds[self.rank] = number
 
         def complete() -> bool:
-            # read who is alive before the counters: a member that is dead cannot raise its counter any more
-            awaited = self._partners & self._membership.alive()
-            return bool((self._rounds[awaited] >= number).all())
+            # one that raises its counter and dies between these two looks is found below to have taken part
+            behind = self._partners & (self._rounds < number)
+            return not behind.any() or not (behind & self._membership.alive()).any()
 
         work = self._membership.work()
         while not self._wait(complete, self.deadline_seconds):
