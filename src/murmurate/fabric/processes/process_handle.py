@@ -45,7 +45,7 @@ class ProcessHandle:
     def send(self, number: signal.Signals) -> None:
         """Send a signal; no effect if the process has ended."""
         if self._descriptor is not None:
-            with contextlib.suppress(ProcessLookupError, OSError):
+            with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._descriptor, number)
 
     def close(self) -> None:
