@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.fabric import ProcessChannel, ProcessFabric
 from murmurate.fabric.processes.run_state import RunState, TransferRequest
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.training.rejoin import StateTransfer
 from waiting import until
 
 N = 5
@@ -177,8 +180,8 @@ def test_a_member_that_has_entered_gets_mail_at_once_and_strategies_hear_of_it_b
     joiner.membership.run_state.enter(1)
     assert channel.send(1, "x", full(1.0), deadline_seconds=0.0)
     assert list(fabric.living()) == [0], "a strategy's step sees one set of members"
-    assert fabric.membership.newcomers() == [1]
-    fabric.admit(1, here.run_state.incarnation(1))
+    assert fabric.membership.newcomers() == [(1, 1)]
+    fabric.admit(1, 1)
     assert fabric.membership.newcomers() == []
     assert list(fabric.living()) == [0, 1]
     assert torch.equal(channel.peek(1)[0], full(2.0))
@@ -315,6 +318,38 @@ def test_a_joiner_that_dies_at_the_door_is_not_waited_for(host: Callable[[int], 
     fabric.admit(1, here.run_state.incarnation(1))
     here.run_state.mark_dead(1)
     assert channel.mean_(full(1.0)) == 1
+
+
+def test_a_newcomer_that_restarts_before_it_is_admitted_is_one_again(
+    host: Callable[[int], Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strategies must hear of its next incarnation, too."""
+    here = host(2)
+    fabric, _ = here.door(0)
+    heard: list[int] = []
+    replicator: Any = SimpleNamespace(joined=heard.append)
+    transfer, newcomers = StateTransfer(fabric, replicator, Path()), fabric.membership.newcomers
+
+    def enter(joiner: ProcessFabric) -> None:
+        joiner.enter(fabric.joining_state([0]))
+        joiner.membership.run_state.enter(1)
+
+    def restart_meanwhile() -> Any:
+        found = newcomers()
+        here.run_state.mark_dead(1)
+        here.run_state.begin_incarnation(1)
+        return found
+
+    enter(rebirth(here, 1)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(fabric.membership, "newcomers", restart_meanwhile)
+        transfer.admit_joined()
+    joiner, _ = here.door(1, joins=True)
+    here.run_state.revive(1)
+    enter(joiner)
+    transfer.admit_joined()
+    assert heard == [1, 1]
+    assert list(fabric.living()) == [0, 1]
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])

@@ -44,8 +44,8 @@ class StateTransfer:
 
     def admit_joined(self) -> None:
         """Called by members without common rounds between two steps: admit the members that have entered."""
-        for rank in self.membership.newcomers():
-            self.admission.admit(rank, self.run_state.incarnation(rank))
+        for rank, incarnation in self.membership.newcomers():
+            self.admission.admit(rank, incarnation)
             self.replicator.joined(rank)
 
     def serve_request(self, read_state: Callable[[], dict[str, Any]]) -> None:

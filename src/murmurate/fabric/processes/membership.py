@@ -54,12 +54,13 @@ class Membership:
     def admit(self, rank: int, incarnation: int) -> None:
         self.incarnations[rank] = incarnation
 
-    def newcomers(self) -> list[int]:
-        """The ranks that have entered with an incarnation that this member has not admitted yet."""
-        changed = np.flatnonzero(self.run_state.incarnations() != self.incarnations)
-        return [
-            int(r) for r in changed if self.run_state.is_alive(int(r)) and self.run_state.has_entered(int(r))
-        ]
+    def newcomers(self) -> list[tuple[int, int]]:
+        """(rank, incarnation) of those that have entered, and that this member has not admitted yet."""
+        # of one moment: a rank that restarts meanwhile is a newcomer again once it has entered
+        incarnations = self.run_state.incarnations()
+        changed = [int(rank) for rank in np.flatnonzero(incarnations != self.incarnations)]
+        entered = [r for r in changed if self.run_state.is_alive(r) and self.run_state.has_entered(r)]
+        return [(rank, int(incarnations[rank])) for rank in entered]
 
 
 class ChannelMembership:
