@@ -309,6 +309,20 @@ def test_a_member_that_has_just_restarted_is_not_lost():
             assert not here.has_lost(1)
 
 
+def test_no_newer_version_is_awaited_of_a_member_that_has_made_its_last_step():
+    """It stays connected until all have ended."""
+    run_state = RunState(2)
+    run_state.open()
+    with members(2, run_state=run_state) as fabrics:
+        here, there = channels(fabrics)
+        there.publish(fill(1))
+        assert here.wait_newer([1], [0], 10.0)
+        assert not here.wait_newer([1], [1], 0.0)
+        run_state.mark_finished(1)
+        assert here.wait_newer([1], [1], 0.0)
+        assert fabrics[0].endpoint.connections[1].connected
+
+
 def test_a_connection_that_comes_about_after_the_close_is_not_kept():
     with members(2) as fabrics:
         endpoint = fabrics[1].endpoint

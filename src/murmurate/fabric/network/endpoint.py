@@ -321,9 +321,13 @@ class Endpoint:
         """Whether ``rank`` is dead or has finished, so that there is no use in waiting for it."""
         if rank == self.rank:
             return False
-        connection, state = self.connections[rank], self._run_state
-        ended = state is not None and state.has_finished(rank) and not connection.connected
+        connection = self.connections[rank]
+        ended = self.has_finished(rank) and not connection.connected
         return self.dead(rank) or connection.finished or ended
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether ``rank`` has made its last step, by the run state; what it sent may be under way."""
+        return self._run_state is not None and self._run_state.has_finished(rank)
 
     def out_of_reach(self, rank: int) -> bool:
         """Whether ``rank`` has been silent for half of the deadline of a collective."""

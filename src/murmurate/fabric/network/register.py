@@ -222,6 +222,7 @@ class NetworkRegister:
             return all(
                 version(p) > v
                 or self._endpoint.gone(p)
+                or self._endpoint.has_finished(p)
                 or (p != self._endpoint.rank and self._endpoint.connections[p].silent)
                 for p, v in zip(peers, seen, strict=True)
             )
