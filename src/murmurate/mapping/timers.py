@@ -132,15 +132,17 @@ class _TimedSource:
 def _attach_replica(replica: Replica, clock: Clock) -> None:
     exchange: Callable[[Replica], Exchange] = clock.timed("step", replica.exchange)
     replica.exchange = exchange
-    setattr(replica, "descend", clock.timed("descend", replica.descend))  # noqa: B010
+    for name in ("descend", "follow"):  # two ways to make the strategy's step
+        setattr(replica, name, clock.timed("descend", getattr(replica, name)))
 
 
 def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float]:
     """The seconds of an iteration by primitive, from the seconds of the timed functions. ``collect`` is the
     rest of the source's time, ``loop`` the rest of the iteration's.
 
-    ``update`` is the strategy's step, which for the single replica of a pilot has no exchange. ``wait`` is
-    the part of ``simulate`` in which this thread waited for others, which step the simulators.
+    ``update`` is the strategy's step, which for the single replica of a pilot has no exchange. Of learners
+    that ``follow`` a gradient, ``forward`` contains its computation, and ``backward`` only a copy of it.
+    ``wait`` is the part of ``simulate`` in which this thread waited for others, which step the simulators.
     """
     found = {name: seconds.get(name, 0.0) for name in (*_WITHIN_SOURCE, "priority")}
     collecting = seconds.get("next", 0.0)
