@@ -66,7 +66,8 @@ def _reduced(x: SpatialTensor, name: str, dim: Any, keepdim: bool, dtype: Any) -
     if not spatial_dims:
         if not keepdim and x.dim() - len(dims) < 2:
             raise refuse(x, f"{name} over {dims}")
-        return x.like(x.local.sum(dims, keepdim, dtype=dtype) / (_count(x, dims) if name == "mean" else 1))
+        own_sums = x.local.sum(dims, keepdim, dtype=dtype)
+        return x.like(own_sums / _count(x, dims) if name == "mean" else own_sums)
     if len(spatial_dims) == 1 and x.parts.grid[spatial_dims[0] % x.dim() - x.dim() + 2] != x.parts.size:
         raise refuse(x, f"{name} over rows or columns alone, on a grid of {x.parts.grid} parts,")
     sums = summed(x.local.sum(dims, keepdim, dtype=dtype), x.parts)
