@@ -198,6 +198,17 @@ def test_autocast_computes_in_its_dtype():
         torch.testing.assert_close(one, expected, atol=0.1, rtol=0.02)
 
 
+def test_autocast_leaves_double_precision():
+    def convolve(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return functional.conv2d(x, image(8, 8, 3, 3), None, padding=1)
+
+    expected, found = both((2, 1), convolve, image(2, 8, 12, 12))
+
+    for one in found:
+        torch.testing.assert_close(one, expected)
+
+
 @pytest.mark.parametrize("size", [1, 5])
 def test_autocast_leaves_adaptive_means_in_the_dtype_of_the_image(size):
     def pool(x):

@@ -324,9 +324,13 @@ def _placed(y: Tensor, dim: int, first: int, outputs: Interval) -> Tensor:
 
 
 def cast(*tensors: Tensor | None) -> Any:
-    """``tensors`` in autocast's dtype if autocast is on, as torch's own convolution would cast them."""
+    """``tensors`` in autocast's dtype if autocast is on, as torch's own convolution would cast them: all but
+    float64."""
     first = tensors[0]
     if first is None or not torch.is_autocast_enabled(first.device.type):
         return tensors
     dtype = torch.get_autocast_dtype(first.device.type)
-    return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)
+    return tuple(
+        t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t
+        for t in tensors
+    )
