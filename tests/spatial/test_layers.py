@@ -393,6 +393,18 @@ def test_a_dead_part_is_named():
     assert "part 1 of replica 1 died" in results[2]
 
 
+def test_a_part_that_takes_no_message_is_named():
+    fabric = SimulatedFabric(2, 0, mail_capacity=1, coroutines="threads")
+
+    def send(member):
+        parts = Parts.open(member, (2, 1), deadline_seconds=0.0)
+        if parts.rank == 0:
+            parts.receive(parts.send([(1, torch.ones(1))] * 3), [])
+
+    with pytest.raises(FabricError, match="part 0 of replica 0 waited 0 s for part 1"):
+        fabric.run([send] * 2)
+
+
 def test_a_part_alone_is_the_whole():
     x = image(1, 2, 5, 5)
 

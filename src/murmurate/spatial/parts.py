@@ -212,8 +212,8 @@ class Parts:
         return _reinterpreted(data, dtype, shape)
 
     def _progress(self, sender: int | None, deadline: float) -> None:
-        """Wait a little for a message from ``sender``. If it is None or messages are unsent, also take all
-        messages that have arrived from any part."""
+        """Wait a little for a message from ``sender`` (None: until what is unsent may fit into a queue). If it is
+        None or messages are unsent, also take all messages that have arrived from any part."""
         assert self._channel is not None
         if sender is None or self._unsent:
             for part in range(self.size):
@@ -227,11 +227,12 @@ class Parts:
         if message is not None:
             self._arrived[awaited].append(message)
             return
-        self._check_alive(awaited)
+        silent = self._unsent[0][0] if sender is None else sender  # the former's queue is full
+        self._check_alive(silent)
         if time.monotonic() > deadline:
             raise FabricError(
                 f"part {self.rank} of replica {self.replica} waited {self.deadline_seconds:g} s for part "
-                f"{awaited}{self.where}. It is alive but does not answer: look at its log or output"
+                f"{silent}{self.where}. It is alive but does not answer: look at its log or output"
             )
 
     def _check_alive(self, part: int) -> None:
