@@ -138,7 +138,8 @@ class Parts:
         """
         self._exchanges += 1
         for to, x in messages:
-            for piece in torch.split(as_bytes(x), _PIECE_BYTES):
+            # nothing is sent of a tensor without numbers, such as that of no images
+            for piece in torch.split(as_bytes(x), _PIECE_BYTES) if x.numel() else ():
                 self._unsent.append((to, piece, self._exchanges))
         self._flush()
         return self._exchanges
@@ -208,11 +209,13 @@ class Parts:
                 )
             pieces.append(message.x)
             deadline = time.monotonic() + self.deadline_seconds
+        if not pieces:
+            return torch.empty(shape, dtype=dtype)
         data = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return _reinterpreted(data, dtype, shape)
 
     def _progress(self, sender: int | None, deadline: float) -> None:
-        """Wait a little for a message from ``sender`` (None: until what is unsent may fit into a queue). If it is
+        """Wait a little for a message from ``sender``; None: until unsent ones may fit into a queue. If it is
         None or messages are unsent, also take all messages that have arrived from any part."""
         assert self._channel is not None
         if sender is None or self._unsent:
