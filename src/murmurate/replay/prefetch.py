@@ -102,11 +102,7 @@ class Prefetcher:
     def state(self) -> dict[str, Any]:
         """The batches that were drawn and not yet returned by ``next``."""
         self.drain()
-        coming = [asdict(fetched.sample) for fetched in self._coming]
-        # checkpoints cannot hold an empty dictionary of tensors
-        return {
-            "coming": [{name: x for name, x in batch.items() if name != "behaviour" or x} for batch in coming]
-        }
+        return {"coming": [asdict(fetched.sample) for fetched in self._coming]}
 
     def load(self, state: dict[str, Any]) -> None:
         """Return the batches of ``state`` first. Batches that were drawn before are dropped."""
