@@ -251,7 +251,7 @@ class TritonTree(SeededTree):
         return super().update(index, error.to(self._device), alpha, epsilon)
 
     def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
-        if not self._can_draw:
+        if not self.total > 0:
             raise nothing_to_draw()
         rest = mass.to(self._device, torch.float64).contiguous().view(-1)
         if not bool(((rest >= 0) & (rest < self.total)).all()):
@@ -272,12 +272,8 @@ class TritonTree(SeededTree):
             )
         return index if out is None else out.copy_(index)
 
-    @property
-    def _can_draw(self) -> bool:
-        return 0 < self.total < math.inf
-
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
-        if not self._can_draw:
+        if not self.total > 0:
             raise nothing_to_draw()
         index = torch.empty(count, dtype=torch.int64, device=self._device)
         weight = torch.empty(count, dtype=torch.float32, device=self._device)
