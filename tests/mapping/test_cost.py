@@ -65,7 +65,9 @@ def test_a_double_buffer_hides_what_native_threads_step(act: float, background: 
     )
     profile.recipes[key(run)].background = background
     seconds = (act + 3 + 1 - hidden) * MILLISECOND
-    assert predict(run, profile).updates_per_second == pytest.approx(1 / seconds)
+    found = predict(run, profile)
+    assert found.updates_per_second == pytest.approx(1 / seconds)
+    assert found.busy == pytest.approx((act + 3 + 1) * MILLISECOND / seconds), "hidden work is work"
 
 
 def test_a_replay_steps_as_often_as_its_ratio_allows() -> None:

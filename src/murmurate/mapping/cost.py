@@ -66,18 +66,18 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     learner_work = [
         n for n in (*PRIMITIVES, "exchange") if not actors or n == "exchange" or _is_learner_work(n)
     ]
-    learning = sum(seconds[name] for name in learner_work)
+    learning = working = sum(seconds[name] for name in learner_work)
     deviation = costs.deviation * sum(seconds[name] for name in learner_work if name != "exchange")
     seconds["waiting"] = _waiting(run, deviation)
     if not actors and getattr(run.source, "double_buffer", False) and processes < profile.cores:
-        learning -= _overlap(seconds, costs.background)
+        learning -= _overlap(seconds, costs.background)  # another core does it
     total = learning + seconds["waiting"]
     crowd = _crowd(costs, processes, profile.cores)
     if not actors:
         share = max(1.0, processes / profile.cores)
         rate = 1 / (total * share * crowd)
         bottleneck = "learner" if share == 1 else "cores"
-        busy = min(processes * learning / total, profile.cores)
+        busy = min(processes * working / total, profile.cores)
         own = (learning - seconds["exchange"]) * share * crowd
         return _prediction(run, shape, rate, seconds, bottleneck, busy, own)
     acting = sum(seconds[name] for name in PRIMITIVES if not _is_learner_work(name))
