@@ -17,6 +17,7 @@ from murmurate.bench._spatial_layers import in_parts
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.spatial import PartLost, Parts, SpatialTensor, scatter, whole
 
 
@@ -404,6 +405,24 @@ def test_a_part_that_takes_no_message_is_named():
 
     with pytest.raises(FabricError, match="part 0 of replica 0 waited 0 s for part 1"):
         fabric.run([send] * 2)
+
+
+def test_parts_wait_for_as_long_as_their_leader_waits_for_other_replicas():
+    fabric = SimulatedFabric(2, 0, coroutines="threads")
+
+    def update(member):
+        parts = Parts.open(member, (2, 1), deadline_seconds=0.0)
+        replica = Replica("net", torch.nn.Linear(1, 1), lambda p: torch.optim.SGD(p, lr=1.0))
+        vector = parts.share(replica)
+
+        def step(replica):
+            member.compute(1000.0)
+            replica.update()
+            return Exchange(1, 2, 3)
+
+        return vector.exchange(replica, step)
+
+    assert fabric.run([update] * 2) == [Exchange(1, 2, 3)] * 2
 
 
 def test_a_part_alone_is_the_whole():

@@ -144,12 +144,14 @@ class Parts:
         self._flush()
         return self._exchanges
 
-    def receive(self, number: int, expected: Sequence[Expected]) -> list[Tensor]:
+    def receive(self, number: int, expected: Sequence[Expected], patient: bool = False) -> list[Tensor]:
         """The messages of exchange ``number``, in the order of ``expected``, in host memory.
 
-        Raises PartLost if a part has died, and FabricError if one is silent or makes other calls.
+        patient: whether the senders may take any time. Raises PartLost if a part has died, and FabricError if
+        one makes other calls or, unless ``patient``, is silent.
         """
-        tensors = [self._assembled(number, message) for message in expected]
+        patience = math.inf if patient else self.deadline_seconds
+        tensors = [self._assembled(number, message, patience) for message in expected]
         deadline = time.monotonic() + self.deadline_seconds
         while self._unsent:  # other parts may be waiting for these
             self._progress(None, deadline)
@@ -187,13 +189,14 @@ class Parts:
                 return
             self._unsent.popleft()
 
-    def _assembled(self, number: int, expected: Expected) -> Tensor:
-        """The tensor of an expected message, which arrives in one or more pieces."""
+    def _assembled(self, number: int, expected: Expected, patience: float) -> Tensor:
+        """The tensor of an expected message, which arrives in one or more pieces. patience: how long each may
+        take, in seconds."""
         sender, shape, dtype = expected
         size = math.prod(shape) * dtype.itemsize
         pieces: list[Tensor] = []
         missing = size
-        deadline = time.monotonic() + self.deadline_seconds
+        deadline = time.monotonic() + patience
         while missing > 0:
             if not self._arrived[sender]:
                 self._progress(sender, deadline)
@@ -208,7 +211,7 @@ class Parts:
                     "same layers on the same images, in one order"
                 )
             pieces.append(message.x)
-            deadline = time.monotonic() + self.deadline_seconds
+            deadline = time.monotonic() + patience
         if not pieces:
             return torch.empty(shape, dtype=dtype)
         data = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -290,7 +293,8 @@ class SharedVector:
             self._parts.receive(self._parts.send(messages), [])
         else:
             expected = Expected(0, (len(Exchange._fields) + 1,), torch.int64)
-            (outcome,) = self._parts.receive(self._parts.send([]), [expected])
+            # the leader may wait for other replicas, with deadlines of the strategy and the fabric
+            (outcome,) = self._parts.receive(self._parts.send([]), [expected], patient=True)
             *fields, clock = (int(n) for n in outcome)
             exchange = Exchange(*fields)
             while replica.clock < clock:

@@ -95,9 +95,7 @@ class PartsOfReplica:
 
     def receive(self) -> Any:
         """Called by the other parts: the next batch from part 0, which may take any time to prepare it."""
-        deadline, self.parts.deadline_seconds = self.parts.deadline_seconds, float("inf")
-        size, clock = (int(n) for n in self._receive_from_part_0(_HEADER_SIZE, torch.int64))
-        self.parts.deadline_seconds = deadline
+        size, clock = (int(n) for n in self._receive_from_part_0(_HEADER_SIZE, torch.int64, patient=True))
         data = pickle.loads(bytes(self._receive_from_part_0(size, torch.uint8).numpy()))
         self._share_vectors()
         for replica, _ in self._shared.values():
@@ -105,8 +103,8 @@ class PartsOfReplica:
                 replica.tick()
         return data
 
-    def _receive_from_part_0(self, count: int, dtype: torch.dtype) -> Tensor:
-        return self.parts.receive(self.parts.send([]), [Expected(0, (count,), dtype)])[0]
+    def _receive_from_part_0(self, count: int, dtype: torch.dtype, patient: bool = False) -> Tensor:
+        return self.parts.receive(self.parts.send([]), [Expected(0, (count,), dtype)], patient)[0]
 
     def _share_vectors(self) -> None:
         with torch.no_grad():
