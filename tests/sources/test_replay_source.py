@@ -102,6 +102,14 @@ def test_a_fit_follows_what_was_played_in_a_row() -> None:
     assert played[1:] == [40, 40, 40, 40]
 
 
+def test_a_fit_has_all_its_batches_where_floats_would_round_their_number_down() -> None:
+    assert 50 * 4.64 < 232  # = 29 * 8
+    config = dataclasses.replace(CONFIG, fit_every=50, samples_per_insert=4.64)
+    result = [batch.env_steps for _, batch in zip(range(100), source(config), strict=False)]
+    assert [number for number, steps in enumerate(result) if steps] == [0, 29, 58, 87]
+    assert config.planned_updates(20 + 50, 8) == 29
+
+
 def test_errors_become_priorities_by_the_alpha_of_their_time() -> None:
     config = dataclasses.replace(CONFIG, alpha=1.0, alpha_end=0.0, epsilon=0.0)
     behind = [0.0]

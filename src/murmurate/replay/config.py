@@ -88,10 +88,9 @@ class ReplayConfig:
 
     def validate(self, batch: int) -> None:
         """Raise Refusal for values that do not fit one another, or batches of ``batch``."""
-        samples_per_insert = Fraction(self.samples_per_insert).limit_denominator(10_000)
-        if self.fit_every and self.fit_every * samples_per_insert % batch:
+        if self.fit_every and self.fit_every * self.ratio % batch:
             # the smallest number of steps that allows whole batches
-            least = (batch / samples_per_insert).numerator
+            least = (batch / self.ratio).numerator
             raise Refusal(
                 f"replay.fit_every is {self.fit_every}: at {self.samples_per_insert:g} samples per insert "
                 f"that is no whole number of batches of {batch}. Use --replay.fit-every "
@@ -123,6 +122,12 @@ class ReplayConfig:
                 f"replay.learning_starts is {self.learning_starts}, more than the {self.capacity} that are "
                 f"kept. Use --replay.learning-starts {self.capacity // 10}."
             )
+
+    @property
+    def ratio(self) -> Fraction:
+        """``samples_per_insert`` as the fraction that is meant. The product of floats 50 * 4.64 is less than
+        232, and a fit would be a batch short."""
+        return Fraction(self.samples_per_insert).limit_denominator(10_000)
 
     @property
     def is_uniform(self) -> bool:
@@ -157,7 +162,7 @@ class ReplayConfig:
 
     def planned_updates(self, env_steps: float, batch: int) -> int:
         """Updates of a learner that takes ``env_steps`` env steps."""
-        return int(self.learnable(int(env_steps)) * self.samples_per_insert / batch)
+        return int(self.ratio * self.learnable(int(env_steps)) / batch)
 
     def begun_anew(self, random_env_steps: int) -> tuple[int, int]:
         """(env steps, transitions drawn) that an empty replay counts as made in the middle of a run, so that
@@ -166,7 +171,7 @@ class ReplayConfig:
         random_env_steps: env steps at the run's start whose actions are random.
         """
         env_steps = max(self.learning_starts, random_env_steps)
-        return env_steps, int(self.samples_per_insert * self.learnable(env_steps))
+        return env_steps, int(self.ratio * self.learnable(env_steps))
 
     def learnable(self, env_steps: int) -> int:
         """How many of a learner's ``env_steps`` count towards updates: those after ``learning_starts``, in

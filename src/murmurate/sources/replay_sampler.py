@@ -92,6 +92,8 @@ class ReplaySampler:
         self.banks = banks
         self.batches = self.played = self._drawn_transitions = 0
         self.exact = config.saved  # whether a killed and resumed run equals an uninterrupted one
+        # two integers, because ``due`` is asked at each step, and arithmetic of fractions is slow
+        self._draws, self._inserts = config.ratio.as_integer_ratio()
         self._progress = progress
         self._is_weighted = replay.sampler.weighted
         self._prefetcher = Prefetcher(replay, batch, config.ahead, device.type == "cuda", self._weigh)
@@ -99,7 +101,7 @@ class ReplaySampler:
     @property
     def due(self) -> bool:
         """Whether the replay holds a batch, and ``samples_per_insert`` allows drawing one."""
-        allowed = self.config.samples_per_insert * self.config.learnable(self.played)
+        allowed = self._draws * self.config.learnable(self.played) // self._inserts
         return self._drawn_transitions + self.batch <= allowed and len(self.replay) >= self.batch
 
     def before_steps(self) -> None:
@@ -176,7 +178,7 @@ class ReplaySampler:
         begun = config.begun_anew(self._random_env_steps) if batches else (0, 0)
         self.played, self._drawn_transitions = begun
         if config.fit_every:
-            batches_of_fit = round(config.fit_every * config.samples_per_insert / self.batch)
+            batches_of_fit = int(config.fit_every * config.ratio / self.batch)
             self._drawn_transitions += batches % batches_of_fit * self.batch
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ class ReplaySourceConfig(SourceConfig):
 
     def batches_at_once(self, run: RunView) -> int:
         env_steps = self.replay.fit_every or self.simulators
-        return max(1, int(env_steps * self.replay.samples_per_insert / run.learner.requires.batch))
+        return max(1, int(env_steps * self.replay.ratio / run.learner.requires.batch))
 
     def memory_bytes(self, run: RunView) -> int:
         stored = self._store_bytes(run)
