@@ -112,11 +112,15 @@ def policy_outputs(policy: Tensor, spec: EnvSpec, value: Tensor | None = None) -
 def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
     """Log-probabilities [...] of actions, for the parameters ``policy`` [..., A]."""
     if spec.factors:
-        return _sum([categorical_log_prob_and_entropy(*pair)[0] for pair in _factors(policy, action, spec)])
+        return _sum([_log_probability(*pair) for pair in _factors(policy, action, spec)])
     if spec.actions:
-        return policy.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return _log_probability(policy, action)
     mean, log_std = policy.chunk(2, -1)
     return gaussian_log_prob(mean, log_std, action.view_as(mean))
+
+
+def _log_probability(logits: Tensor, action: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from murmurate.agents._on_policy import (
     ActsByNet,
     bootstrap_values,
     log_prob_and_entropy,
+    log_probability,
     make_net,
 )
 from murmurate.agents._running import statistics_updater
@@ -127,7 +128,7 @@ class IMPALAAgent(ActsByNet):
     def recorded(
         self, policy: Tensor, action: Tensor, value: Tensor, memory: Tensor | None
     ) -> dict[str, Tensor]:
-        return {"log_probability": log_prob_and_entropy(policy, action, self.spec)[0]}
+        return {"log_probability": log_probability(policy, action, self.spec)}
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data

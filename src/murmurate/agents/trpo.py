@@ -18,6 +18,7 @@ from murmurate.agents._on_policy import (
     draw,
     explained_variance,
     log_prob_and_entropy,
+    log_probability,
     policy_outputs,
 )
 from murmurate.agents._running import RunningStatistics
@@ -294,7 +295,7 @@ class _Objective:
         return out
 
     def _loss(self, rows: _Rows, policy: Tensor) -> Tensor:
-        log_prob, _ = log_prob_and_entropy(policy, rows.action, self._agent.spec)
+        log_prob = log_probability(policy, rows.action, self._agent.spec)
         return rows.weight * surrogate(log_prob[None], rows.old_log_prob, rows.advantage)
 
     def _kl(self, rows: _Rows, policy: Tensor) -> Tensor:
