@@ -55,6 +55,19 @@ def test_one_that_makes_more_or_fewer_updates_than_planned_follows_the_run(env_s
     assert max(abs(a - b) for a, b in zip(seen, expected, strict=True)) < 0.02 * 4_000
 
 
+@pytest.mark.parametrize("env_steps_a_batch", [64, 6 * 64])
+def test_an_estimate_of_all_updates_is_corrected(env_steps_a_batch: int) -> None:
+    """A node of DPSGD assumes that others make as many updates: not if these are dead, or faster."""
+    run, replica = a_run("dpsgd"), scheduled()
+    replica.count_steps_by(lambda: 2 * replica.clock)
+    schedules = SharedSchedules(run, [replica])
+    for batch in range(1, (run.env_steps or 0) // env_steps_a_batch + 1):
+        replica.clock += 4
+        schedules.follow(batch * env_steps_a_batch)
+        made_by_all = batch * env_steps_a_batch * 4 // 64
+        assert abs(replica.steps_taken() - made_by_all) < 0.02 * 8_000
+
+
 def test_one_that_joins_goes_on_as_the_one_that_gave_it_its_state() -> None:
     run, donor, joiner = a_run(), scheduled(), scheduled()
     one, other = SharedSchedules(run, [donor]), SharedSchedules(run, [joiner])
@@ -66,9 +79,7 @@ def test_one_that_joins_goes_on_as_the_one_that_gave_it_its_state() -> None:
 
 
 @pytest.mark.parametrize(("name", "replicas"), [("parameter-server", 2), ("all-reduce", 1)])
-def test_strategies_that_count_all_updates_and_single_replicas_are_left_alone(
-    name: str, replicas: int
-) -> None:
+def test_clients_of_a_centre_that_steps_and_single_replicas_are_left_alone(name: str, replicas: int) -> None:
     replica = scheduled()
     schedules = SharedSchedules(a_run(name, replicas), [replica])
     replica.clock = 10

@@ -346,9 +346,11 @@ class Replica:
         """The count that schedules follow: own updates, or the function given to ``count_steps_by``."""
         return self._count()
 
-    def count_steps_by(self, count: Callable[[], int]) -> None:
-        """Make schedules follow ``count()``, for example the updates of all replicas."""
-        self._count = count
+    def count_steps_by(self, count: Callable[[], int]) -> Callable[[], int]:
+        """Make schedules follow ``count()``, for example the updates of all replicas; returns what they
+        followed before."""
+        before, self._count = self._count, count
+        return before
 
     def scale_rates(self, factor: float) -> None:
         """Multiply all learning rates, including the initial ones of the schedule."""

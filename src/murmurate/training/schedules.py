@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from murmurate.replica.vector import Replica
 from murmurate.training.run import Run
@@ -21,26 +20,30 @@ class SharedSchedules:
     planned: its rate would fall too early. So where its updates differ by more than a hundredth of the plan
     from what the env steps of all replicas allow, the schedule follows these.
 
-    Strategies that count the updates of all replicas themselves (``counts_all``) are left alone.
+    A strategy that counts the updates of all replicas (``counts_all``) may know those of some replicas only,
+    and then its count is corrected in the same way. Where a centre makes the optimizer's steps, its schedule
+    decides, and a client's is left alone.
     """
 
     def __init__(self, run: Run, replicas: Iterable[Replica]) -> None:
         self._run, self._planned = run, run.planned_updates() or 0
         self._at_once = run.source.batches_at_once(run)
-        follows = run.env_steps is not None and run.replicas > 1 and not run.strategy.counts_all
-        self._replicas = [replica for replica in replicas if follows and replica.schedule is not None]
+        follows = run.env_steps is not None and run.replicas > 1 and not run.strategy.centre_steps
+        self._counted = run.replicas if run.strategy.counts_all else 1  # replicas whose updates are counted
         self._checked_at = 0  # env steps of all replicas
-        self._ahead = 0  # by how many updates the run is ahead of the own updates
-        for replica in self._replicas:
-            replica.count_steps_by(functools.partial(self._count, replica))
+        self._ahead = 0  # by how many updates the run is ahead of the strategy's counts
+        scheduled = [replica for replica in replicas if follows and replica.schedule is not None]
+        self._counts = [self._correct(replica) for replica in scheduled]
 
-    def _count(self, replica: Replica) -> int:
-        return max(0, replica.clock + self._ahead)
+    def _correct(self, replica: Replica) -> Callable[[], int]:
+        """Correct what the replica's schedule counts from now on; returns the strategy's count of it."""
+        count: Callable[[], int] = replica.count_steps_by(lambda: max(0, count() + self._ahead))
+        return count
 
     def follow(self, env_steps: int) -> None:
         """To be called with the env steps of all replicas so far; synchronous members call it with the same
         numbers at the same updates."""
-        if not self._replicas or self._run.env_steps is None:
+        if not self._counts or self._run.env_steps is None:
             return
         if env_steps - self._checked_at < self._run.env_steps / _CHECKS:
             return
@@ -50,8 +53,8 @@ class SharedSchedules:
         updates = self._run.learner.updates(1)
         expected -= (self._at_once - 1) * updates
         # a learner's own updates are those of its first replica that has a schedule
-        ahead = expected - self._replicas[0].clock
-        least = max(_TOLERANCE * self._planned, 2 * self._at_once * updates)
+        ahead = self._counted * expected - self._counts[0]()
+        least = self._counted * max(_TOLERANCE * self._planned, 2 * self._at_once * updates)
         self._ahead = ahead if abs(ahead) > least else 0
 
     def state(self) -> tuple[int, int]:
