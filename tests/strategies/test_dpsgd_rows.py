@@ -14,6 +14,7 @@ from murmurate.replica.scale import Scale
 from murmurate.replica.sparse import Rows
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD, sparse_node
+from murmurate.strategies.dpsgd.node import REPLY
 from strategies.manual_fabric import ManualFabric, ManualMember
 
 ROWS, WIDTH, RATE = 40, 16, 0.1
@@ -144,3 +145,23 @@ def test_a_node_that_was_torn_goes_on_from_the_whole_of_v(when, victim, monkeypa
     state = node.bound_replicas[survivor].strategy.state()
     assert not state["torn"]
     torch.testing.assert_close(state["params"].view(ROWS, WIDTH), v)
+
+
+def test_a_leader_takes_no_reply_to_a_push_that_it_made_before_another_led_the_node():
+    node = Node()
+    leader, channel = node.bound_replicas[1].strategy._node, node.bound_replicas[1].channel
+    node.fabric.dead.add(0)
+    node.step(1, 3, 1.0)
+    node.serve()
+    leader.reply = channel.receive(REPLY)  # as when another thread was stopped in the middle of a write
+    assert leader.reply is not None
+    node.fabric.dead.remove(0)  # it was started again, and leads
+    node.step(0, 4, 1.0)
+    node.fabric.dead.add(0)
+    node.step(1, 5, 1.0)  # pushes
+    pulls = leader.pulls
+    node.step(1, 6, 1.0)
+    assert leader.pulls == pulls
+    node.serve()
+    node.step(1, 7, 1.0)
+    assert leader.pulls == pulls + 1

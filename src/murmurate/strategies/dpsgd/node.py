@@ -113,6 +113,7 @@ class Node:
         """
         self.pushed_at, self.oldest_version = updates, self.version
         self.awaited_rank_plus_1 = self.rank + 1
+        self.reply = None  # to an earlier push, if another replica has led the node meanwhile
         self._advance(difference)
 
     def pull(self, reply: Message) -> bool:
