@@ -17,7 +17,8 @@ from murmurate.spec import EnvSpec
 
 
 class DuelingHead(nn.Module):
-    """``Q = V + A - mean A`` (Wang et al. 2016, eq. 9)."""
+    """``Q = V + A - mean A`` (Wang et al. 2016, eq. 9). Differs: V and A are linear in the torso's features;
+    in the paper each has a hidden layer of its own."""
 
     def __init__(self, in_features: int, actions: int) -> None:
         super().__init__()
