@@ -81,7 +81,7 @@ def test_truncation_bootstraps_and_termination_does_not() -> None:
 def test_recurrent_bootstrap_of_a_cut_episode_reads_the_memory_it_had() -> None:
     learner = agent(recurrent=6)
     data = trajectory(seed=3, steps=6)
-    memory = torch.randn(3, learner.net.memory_size, generator=torch.Generator().manual_seed(1))
+    memory = torch.randn(3, 2 * 6, generator=torch.Generator().manual_seed(1))
     data = dataclasses.replace(data, memory=memory)
     assert data.truncated_observation is not None
     result = final_values(learner.net, data)

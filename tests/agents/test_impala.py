@@ -65,7 +65,7 @@ def test_gradient_is_that_of_the_written_out_loss(
     seed: int, recurrent: int, changes: dict[str, float]
 ) -> None:
     learner = agent(seed=seed, recurrent=recurrent, clip=1e9, **changes)
-    data = trajectory(SPEC, learner.net.memory_size, seed=seed)
+    data = trajectory(SPEC, 2 * recurrent, seed=seed)
     parameters = list(learner.net.parameters())
     slow = torch.autograd.grad(impala_loss(learner.net, data, learner.config), parameters)
     outcome = learner.learn(Batch(data))

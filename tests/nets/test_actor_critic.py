@@ -53,13 +53,12 @@ def test_parameter_counts_and_output_shapes(spec, options, parameters, width):
     assert value.shape == (3, 5)
     assert policy.dtype == value.dtype == torch.float32
     if "recurrent" in options:
-        assert memory.shape == after.shape == (5, net.memory_size) == (5, 2 * options["recurrent"])
+        assert memory.shape == after.shape == (5, 2 * options["recurrent"])
         with pytest.raises(ValueError, match="unroll"):
             net(x[0])
     else:
         assert memory is None
         assert after is None
-        assert net.memory_size == 0
         policy_0, value_0 = net(x[0])
         torch.testing.assert_close((policy_0, value_0), (policy[0], value[0]), rtol=1e-4, atol=1e-5)
 

@@ -69,21 +69,21 @@ class SoftActorCritic:
     """
 
     def __init__(self, config: Any, context: Context) -> None:
-        spec, self.device = context.spec, context.device
+        spec, device = context.spec, context.device
         check_vector_actions(spec, config.name)
         self.config = config
         generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
         self.policy = ControlPolicy(
             spec, hidden, deterministic=False, normalize=config.normalize_observations, generator=generator
-        ).to(self.device)
-        self.critics = critics(spec, hidden, 2, generator=generator).to(self.device)
+        ).to(device)
+        self.critics = critics(spec, hidden, 2, generator=generator).to(device)
         clip = None if math.isinf(config.clip) else config.clip
         use_bfloat16 = config.precision == "bfloat16"
         self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, use_bfloat16)
         self._critic = replicate(context, "critic", self.critics, config.critic_rate, clip, use_bfloat16)
         self.replicas: dict[str, Replica] = {"policy": self._policy, "critic": self._critic}
         dimensions = math.prod(spec.action_shape)
-        self._temperature = Temperature(config.temperature).to(self.device)
+        self._temperature = Temperature(config.temperature).to(device)
         self._target_entropy = -float(dimensions) if config.target_entropy is None else config.target_entropy
         if config.temperature_rate:
             self.replicas["temperature"] = context.replicate(
@@ -96,7 +96,7 @@ class SoftActorCritic:
         self._critic_passes = passes(self._critic, self.critics)
         self._target_passes = Passes(self.target.net)
         self._update_statistics = statistics_updater(self.policy.normalizer, context)
-        self._noise = UpdateNoise(context.seed, context.rank, (2, config.batch, dimensions), self.device)
+        self._noise = UpdateNoise(context.seed, context.rank, (2, config.batch, dimensions), device)
 
     @torch.no_grad()
     def act(self, observation: Tensor, generator: torch.Generator, greedy: bool) -> Action:

@@ -111,7 +111,7 @@ class A2CAgent(ActsByNet):
     def __init__(self, config: A2C, context: Context) -> None:
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
-        self.spec, self.device = spec, device
+        self.spec = spec
         self.net = make_net(config, context)
         self.replica: Replica = replicated(config, context, self.net, self._optimizer)
         self.statistics = RunningStatistics(

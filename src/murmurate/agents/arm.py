@@ -117,7 +117,6 @@ class ARMAgent(OneReplica):
                 f"the actions of {spec.name} are vectors, and regret matching needs discrete ones: use a2c"
             )
         self.config = config = config.resolved(spec, device)
-        self.spec, self.device = spec, device
         self.net = actor_critic(
             spec,
             torso=config.torso,

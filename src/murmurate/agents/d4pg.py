@@ -112,12 +112,12 @@ class D4PGAgent(ActsByPolicy):
     ``critic``, which includes the encoder of images."""
 
     def __init__(self, config: D4PG, context: Context) -> None:
-        spec, self.device = context.spec, context.device
+        spec, device = context.spec, context.device
         check_vector_actions(spec, config.name, images=True)
         _check_options(config, spec)
         self._seed, self._rank = context.seed, context.rank
         z = support(config.v_min, config.v_max, config.atoms)
-        self.config = config = config.resolved(spec, self.device)
+        self.config = config = config.resolved(spec, device)
         generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
         encoder = PixelEncoder(spec, config.torso, hidden, generator) if spec.images else None
         features = math.prod(spec.observation_shape) if encoder is None else encoder.out_features
@@ -127,9 +127,9 @@ class D4PGAgent(ActsByPolicy):
             deterministic=True,
             normalize=config.normalize_observations,
             generator=generator,
-        ).to(self.device)
+        ).to(device)
         critic = CategoricalCritic(features, spec, hidden, z, encoder, generator=generator)
-        self.critic = critic.to(self.device)
+        self.critic = critic.to(device)
         if encoder is not None:
             self.acting = ("policy", "critic")
         clip = None if math.isinf(config.clip) else config.clip

@@ -140,7 +140,7 @@ class PPOAgent(ActsByNet):
     def __init__(self, config: PPO, context: Context) -> None:
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
-        self.spec, self.device, self.seed = spec, device, context.seed
+        self.spec, self.seed = spec, context.seed
         self.net = make_net(config, context)
         if config.network and self.net.initial_memory(1) is not None:
             raise ValueError(

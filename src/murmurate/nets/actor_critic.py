@@ -78,7 +78,6 @@ class ActorCritic(nn.Module):
         self.value_head = value_head
         self.value_torso = value_torso
         self.normalizer: nn.Module | None = None
-        self.memory_size = 0 if core is None else core.memory_size
 
     def initial_memory(self, batch: int) -> Tensor | None:
         """Zeros [batch, M]; None without a recurrent core."""

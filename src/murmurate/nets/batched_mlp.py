@@ -51,7 +51,7 @@ class BatchedMLP(nn.Module):
             raise ValueError(
                 f"{members} MLPs of widths {list(sizes)}: give at least one MLP and two widths of 1 or more"
             )
-        self.members, self.in_features, self.out_features = members, sizes[0], sizes[-1]
+        self.members, self.in_features = members, sizes[0]
         self.activation = activation
         pairs = list(pairwise(sizes))
         # [in, out], the transpose of ``nn.Linear``'s, by which the forward pass multiplies directly

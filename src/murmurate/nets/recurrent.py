@@ -18,7 +18,6 @@ class LSTMCore(nn.Module):
     def __init__(self, in_features: int, width: int) -> None:
         super().__init__()
         self.cell = nn.LSTMCell(in_features, width)
-        self.out_features = width
         self.memory_size = 2 * width
 
     def initial_memory(self, batch: int) -> Tensor:
