@@ -255,6 +255,28 @@ def test_any_of_several_may_multiply_it_in_and_what_is_read_is_whole():
     assert float((replicas[0].values() - 1).abs().max()) < 0.9
 
 
+def test_two_who_load_states_with_other_scales_at_once_do_not_mix_these():
+    """Parameters that are 1 in both states, once with the scale multiplied in."""
+    memory, storage, (one, other) = Memory(), torch.ones(SHAPE[0] * SHAPE[1]), (replica(0.2), replica(0.2))
+    for own, it in enumerate((one, other)):
+        it.rebind(storage)
+        it.scale.share(memory, 2, own)
+    one.follow(Rows(torch.arange(SHAPE[0]), torch.ones(SHAPE)))
+    earlier = one.state()
+    with one.scale.exclusive():
+        one.scale.fold()
+    later, restore = other.state(), one.scale.restore
+
+    def restore_while_the_other_loads(logarithm):
+        restore(logarithm)
+        other.load(later)
+
+    one.scale.restore = restore_while_the_other_loads
+    one.load(earlier)
+    torch.testing.assert_close(one.values(), torch.ones(len(one)))
+    torch.testing.assert_close(other.values(), one.values())
+
+
 def test_who_writes_for_ever_does_not_stop_the_others():
     stuck, folder = shared(2, torch.ones(16))
     with stuck.writing(), folder.exclusive() as alone:

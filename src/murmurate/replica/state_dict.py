@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +62,12 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
         materialise(replica.optimizer, replica.make_optimizer)
     with torch.no_grad():
         if params is not None:
-            replica.scale.restore(float(state.get("log_scale", 0.0)))
+            logarithm, is_shared = float(state.get("log_scale", 0.0)), replica.scale.shared
+            # members that share a vector load it at once, and saved it with different scales: whose values
+            # are the last must not depend on whose scale is
+            replica.scale.restore(0.0 if is_shared else logarithm)
             for name, values in replica.named_views():
-                values.copy_(params[name])
+                values.copy_(params[name] * math.exp(logarithm) if is_shared else params[name])
         initial = _initial_of_partial(replica, state["optimizer"])
         for index, (_, group_state) in enumerate(entries(replica.optimizer)):
             for key in list(group_state):
