@@ -268,9 +268,10 @@ def record_game(
 ) -> tuple[npt.NDArray[np.uint8], float]:
     """The frames of a greedy game, [n, H, W, 3] uint8, one for each env step, and its return.
 
-    It is game 0 of ``evaluate`` with this seed, up to its end or ``max_steps``: the frames are held in
-    memory, 0.1 MB each for Atari. Raises ``MissingExtra`` where drawing needs a package that is not
-    installed, ``ValueError`` for ``max_steps`` < 1.
+    It is game 0 of ``evaluate`` with this seed (unless the policy draws its actions: there it draws those of
+    all games together), up to its end or ``max_steps``: the frames are held in memory, 0.1 MB each for Atari.
+    Raises ``MissingExtra`` where drawing needs a package that is not installed, ``ValueError`` for
+    ``max_steps`` < 1.
     """
     if max_steps < 1:
         raise ValueError(f"a video needs at least one step, got {max_steps}")
