@@ -43,13 +43,11 @@ def test_the_soft_target_adds_the_weighted_entropy() -> None:
     assert target.tolist() == [1.0 + 0.5 * (3.0 + 0.5), 1.0]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_squared_error_and_its_slope(weighted: bool) -> None:
-    q, target = drawn(2, 6).requires_grad_(), drawn(6, seed=1)
-    weight = drawn(6, seed=2).abs() if weighted else None
+def test_the_squared_error_and_its_slope() -> None:
+    q, target, weight = drawn(2, 6).requires_grad_(), drawn(6, seed=1), drawn(6, seed=2).abs()
     step = squared_error(q.detach(), target, weight)
     each = [torch.nn.functional.mse_loss(row, target, reduction="none") for row in q]
-    loss = sum((row if weight is None else weight * row).mean() for row in each)
+    loss = sum((weight * row).mean() for row in each)
     loss.backward()
     torch.testing.assert_close(step.loss, loss.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(step.slope, q.grad, rtol=1e-12, atol=1e-12)
@@ -106,7 +104,7 @@ def test_the_temperature_rises_while_the_entropy_is_too_low() -> None:
         lambda: soft_target(
             torch.zeros(3), torch.zeros(3), torch.zeros(2, 3), torch.zeros(1), torch.tensor(1.0)
         ),
-        lambda: squared_error(torch.zeros(2, 3), torch.zeros(2)),
+        lambda: squared_error(torch.zeros(2, 3), torch.zeros(2), torch.zeros(3)),
         lambda: squared_error(torch.zeros(2, 3), torch.zeros(3), torch.zeros(3, 1)),
         lambda: squashed_gaussian(torch.zeros(3, 2), torch.zeros(2), torch.zeros(3, 2)),
         lambda: soft_policy_slope(*[torch.zeros(3, 2)] * 3, torch.zeros(3), torch.tensor(1.0)),

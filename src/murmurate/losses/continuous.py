@@ -66,7 +66,7 @@ def soft_target(
     return torch.addcmul(r_t, discount_t, soft_value)
 
 
-def squared_error(q_tm1: Tensor, target_tm1: Tensor, weight: Tensor | None = None) -> SquaredError:
+def squared_error(q_tm1: Tensor, target_tm1: Tensor, weight: Tensor) -> SquaredError:
     """``sum_e mean_b w_b (y_b - Q_e(s_b, a_b))**2``.
 
     Source: Fujimoto et al. 2018, Algorithm 1; the weights are the importance weights of Schaul et al. 2016.
@@ -74,17 +74,12 @@ def squared_error(q_tm1: Tensor, target_tm1: Tensor, weight: Tensor | None = Non
     Args:
         q_tm1: Q_e(s, a) [E, B].
         target_tm1: y [B], a constant.
-        weight: [B], constants; None: all are 1.
+        weight: [B], constants.
     """
     check_rank(2, q_tm1=q_tm1)
-    check_shape(q_tm1.shape[1:], "q_tm1[0]", target_tm1=target_tm1)
+    check_shape(q_tm1.shape[1:], "q_tm1[0]", target_tm1=target_tm1, weight=weight)
     error = target_tm1 - q_tm1
-    scale = -2.0 / q_tm1.shape[1]
-    if weight is None:
-        slope = error * scale
-    else:
-        check_shape(target_tm1.shape, "target_tm1", weight=weight)
-        slope = error * (weight * scale)
+    slope = error * (weight * (-2.0 / q_tm1.shape[1]))
     loss = torch.dot(slope.view(-1), error.view(-1)) * -0.5  # as slope is -2 w error / B
     return SquaredError(loss, slope, error)
 
