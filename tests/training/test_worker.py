@@ -1,4 +1,4 @@
-"""What a checkpoint takes of a vector that others write at that moment."""
+"""What a checkpoint takes of a vector that others write at that moment, and who resumes from which part."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch import nn
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.solo import Solo
-from murmurate.training.worker_context import member_state
+from murmurate.training.worker_context import member_state, parts_to_resume
 
 
 def test_a_vector_that_others_write_meanwhile_is_not_taken_for_one_with_nans(monkeypatch):
@@ -29,3 +29,17 @@ def test_a_vector_that_others_write_meanwhile_is_not_taken_for_one_with_nans(mon
         assert looked_at
 
     SimulatedFabric(1, seed=0).run([member])
+
+
+def test_a_replica_that_had_died_resumes_from_the_one_that_led_its_node_after_it():
+    nodes = ((0, 1, 2), (3, 4, 5))  # of DPSGD; 6 is the centre
+    parts = parts_to_resume([1, 2, 4, 5, 6], 6)
+    assert parts == {0: 1, 1: 1, 2: 2, 3: 4, 4: 4, 5: 5, 6: 6}
+    for dead in ({0, 3}, {0, 3, 4}, {0, 1, 3}):
+        living = [rank for rank in range(7) if rank not in dead]
+        for node in nodes:
+            assert parts_to_resume(living, 6)[min(node)] == min(set(node) - dead)
+
+
+def test_the_last_replica_resumes_from_the_first_if_it_had_died():
+    assert parts_to_resume([0, 2], 4) == {0: 0, 1: 2, 2: 2, 3: 0}

@@ -24,7 +24,7 @@ from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles
-from murmurate.training.worker_context import FINAL_REQUEST, Resume
+from murmurate.training.worker_context import FINAL_REQUEST, Resume, parts_to_resume
 
 _POLL_SECONDS = 0.1
 _BEGIN_SECONDS = 120.0  # how long an actor's process may take to import all that it needs
@@ -128,11 +128,7 @@ class RayJob:
         if not coordinator.commit_final(goes_on) or not goes_on or self._is_over():
             return False
         last = coordinator.checkpoints / "last"
-        # each member gets the part that its rank has saved, and a new replica that of some replica
-        saved_ranks = checkpoint.parts(last)
-        donors = [rank for rank in saved_ranks if rank < self.run.replicas]
-        parts = {r: r if r in saved_ranks else donors[r % len(donors)] for r in range(self.run.replicas)}
-        parts |= {rank: rank for rank in saved_ranks if rank >= self.run.replicas}
+        parts = parts_to_resume(checkpoint.parts(last), self.run.replicas)
         manifest = checkpoint.read_manifest(last)
         self.resume = Resume(last.resolve(), parts, manifest, coordinator.seconds_before)
         for rank, (actor, info) in list(self.replacements.items()):

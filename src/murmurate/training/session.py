@@ -39,7 +39,7 @@ from murmurate.training.restore import (
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, has_begun, locked, plain, unclaim, write_run
 from murmurate.training.summary import summarize
-from murmurate.training.worker_context import Resume
+from murmurate.training.worker_context import Resume, parts_to_resume
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
@@ -202,10 +202,7 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     manifest = checkpoint.read_manifest(newest)
     saved = checkpoint.parts(newest)
     learners = [rank for rank in saved if rank < run.replicas]
-    # a replica that had died resumes from a living replica's part
-    parts = {rank: rank if rank in saved else learners[rank % len(learners)] for rank in range(run.replicas)}
-    if run.strategy.centre:
-        parts[run.replicas] = run.replicas
+    parts = parts_to_resume(saved, run.replicas)
     # all fields but the movable ones and places must be as they were stored
     stored_movable = {
         f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,21 @@ class Restored:
         counts = read_manifest(checkpoint).get("replica_env_steps")
         count = state["env_steps"] if rank == part_rank or counts is None else counts[rank]
         return cls(state, int(count), rank == part_rank)
+
+
+def parts_to_resume(saved: Sequence[int], replicas: int) -> dict[int, int]:
+    """By rank, the member whose part of a checkpoint each member resumes from: its own or, for a replica that
+    had died, that of the next replica that has one (after the last, the first).
+
+    Where replicas share a vector (DPSGD), the living one of the lowest rank leads, and the shared state is
+    restored from what the one of the lowest rank resumes from. So if that one had died, this is the part of
+    the one that led after it.
+
+    saved: ascending ranks of the members that have a part.
+    """
+    learners = [rank for rank in saved if rank < replicas]
+    parts = {rank: next((r for r in learners if r >= rank), learners[0]) for rank in range(replicas)}
+    return parts | {rank: rank for rank in saved if rank >= replicas}
 
 
 @dataclass(frozen=True)
