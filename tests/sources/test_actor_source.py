@@ -285,6 +285,27 @@ def test_actors_end_with_a_learner_that_is_killed(daemon: bool) -> None:
     until(lambda: not any(alive(pid) for pid in result))
 
 
+def test_no_transition_joins_the_steps_of_an_actor_and_of_its_successor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even where the last step of one that died comes after its successor was started. No process
+    runs."""
+    monkeypatch.setattr(actor_processes.ActorProcesses, "_spawn", lambda *arguments: None)
+    flags = torch.zeros(5, dtype=torch.bool)
+    with acted(dataclasses.replace(CONFIG, learning_starts=0), actors=1) as (source, _):
+        ring = source._processes.actors[0].ring
+        for incarnation, observed in ((0, 0.0), (0, 1.0), (1, 2.0), (1, 3.0)):
+            seen = torch.full((5, 4), observed)
+            step = Steps(seen, flags.long(), torch.ones(5), seen + 1.0, flags, flags)
+            ring.put(ActorStep(step, [], version=1, incarnation=incarnation))
+        source.alive = lambda played: not ring.waiting_records
+        assert next(source).data is None
+        assert len(source.replay) == 10
+        rows = source.replay.rows
+        assert (rows.column("next_observation") - rows.column("observation"))[:10].unique().tolist() == [2.0]
+        assert rows.column("observation")[:10].unique().tolist() == [0.0, 2.0]
+
+
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_processes, "_MAX_DEATHS", 2)
     monkeypatch.setattr(actor_processes, "_CHECK_SECONDS", 0.05)

@@ -121,8 +121,7 @@ class ActorProcesses(Generic[R]):
     """The actor processes of a learner, and the parameters that they act with.
 
     module: name of the module that the processes run. make_ring: called with a shared-memory file and an
-    actor's number of simulators; makes the actor's ring in the file. on_start: called with (first simulator,
-    number of simulators) before each start of an actor.
+    actor's number of simulators; makes the actor's ring in the file.
     """
 
     def __init__(
@@ -133,9 +132,8 @@ class ActorProcesses(Generic[R]):
         make_ring: Callable[[SharedMemoryFile, int], R],
         *,
         seed: int,
-        on_start: Callable[[int, int], None] = lambda first_simulator, count: None,
     ) -> None:
-        self.plan, self._module, self._seed, self._on_start = plan, module, seed, on_start
+        self.plan, self._module, self._seed = plan, module, seed
         self._learner = learner
         self._memory_file = SharedMemoryFile.create()
         count = sum(x.numel() for x in published_tensors(learner))
@@ -233,7 +231,6 @@ class ActorProcesses(Generic[R]):
     def _spawn(self, actor: ActorProcess[R], batches: int, played: int) -> None:
         plan = self.plan
         random_env_steps = max(0, plan.random_env_steps - played)
-        self._on_start(actor.first_simulator, actor.simulators)
         settings = ActorSettings(
             world=plan.world,
             agent=plan.agent,

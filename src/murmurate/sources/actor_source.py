@@ -53,8 +53,8 @@ class ActorSource:
             "murmurate.sources.actor",
             lambda memory_file, size: ActorRing(memory_file, spec, size, behaviour),
             seed=seed,
-            on_start=self.replay.restart,
         )
+        self._incarnations = [-1] * plan.actors  # ``ActorStep.incarnation`` of each actor's last record
         self._backoff = Backoff()
         self._lag = self._lag_max = 0
         self._restarts = 0  # number of simulators that were replaced because they had failed
@@ -100,6 +100,9 @@ class ActorSource:
         return None
 
     def _insert(self, record: ActorStep, actor: ActorProcess[ActorRing]) -> list[Episode]:
+        if record.incarnation != self._incarnations[actor.index]:  # a former process left steps unfinished
+            self._incarnations[actor.index] = record.incarnation
+            self.replay.restart(actor.first_simulator, actor.simulators)
         self._sampler.before_steps()
         self._sampler.insert(actor.first_simulator, record.steps)
         actor.ring.drop()
