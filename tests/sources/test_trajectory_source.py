@@ -20,10 +20,15 @@ from murmurate.agents.impala import IMPALA
 from murmurate.agents.ppo import PPO
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.process_handle import is_stopped
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
-from murmurate.replicator.learner import updates_of
+from murmurate.replicator.learner import Context, updates_of
 from murmurate.sources import actor_processes
+from murmurate.sources.actor_agent import ActorSettings, published_tensors
+from murmurate.sources.shared_ring import SharedParameters
+from murmurate.sources.trajectory_actor import make_trajectories
+from murmurate.sources.trajectory_ring import TrajectoryRing, TrajectoryShape
 from murmurate.sources.trajectory_source import TrajectorySource
 from murmurate.spec import Episode
 from murmurate.training.members import build_learner, open_only_source
@@ -31,6 +36,7 @@ from murmurate.training.run import Run
 from murmurate.worlds.gym import GymWorld
 from short_runs import altered
 from sources.deaths import kill_actor_1
+from sources.test_actor_source import RestartingWorld
 from sources.test_trajectory_ring import trajectory
 from waiting import DEADLINE_SECONDS, until
 
@@ -281,6 +287,39 @@ def test_it_goes_on_with_new_games_and_with_any_number_of_actors() -> None:
         assert third.state()["batches"] == 6
     with pytest.raises(Refusal, match="made with 4 simulators"):
         run_of(simulators=6).source.check_state(state)
+
+
+def test_an_actor_counts_each_simulator_that_was_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those of one message, which come from one process; and those of the actor's former processes."""
+    restarting: Any = RestartingWorld()
+    agent = A2C(hidden=8, steps=3)
+    spec = restarting.open(3).spec
+    parameters = published_tensors(agent.build(Context(spec, Replica, 0)))[0]
+    files = [SharedMemoryFile.create(), SharedMemoryFile.create()]
+    SharedParameters(files[0], len(parameters)).publish(parameters, 1)
+    ring = TrajectoryRing(files[1], TrajectoryShape(spec, 3, 3, 0, {}), 2)
+    ring.set_restarts(10)
+    settings = ActorSettings(
+        restarting,
+        agent,
+        simulators=3,
+        first_simulator=0,
+        global_first_simulator=0,
+        total_simulators=3,
+        seed=0,
+        incarnation="second",
+        random_env_steps=0,
+        queue=2,
+        parameters=(files[0].descriptor, len(parameters)),
+        ring=files[1].descriptor,
+    )
+    with pytest.raises(EOFError):
+        make_trajectories(settings)
+    assert ring.waiting_records == 1
+    assert ring.restarts == 10 + 3
+    assert capsys.readouterr().err.splitlines() == ["b is started again", "c is started again"]
+    for file in files:
+        file.close()
 
 
 @pytest.mark.slow

@@ -38,13 +38,14 @@ def make_trajectories(settings: ActorSettings) -> None:
         return False
 
     source.alive = beat
+    restarts_before = ring.restarts  # in former processes of this actor
     while True:
         ring.wait_for_room()
         actor_agent.refresh()
         batch = next(source)
         for _, message in source.events():  # simulators that were replaced
             print(message, file=sys.stderr, flush=True)
-            ring.note_restart()
+        ring.set_restarts(restarts_before + source.fields().get("simulator_restarts", 0))
         ring.put(batch.data, batch.episodes, actor_agent.version)
 
 

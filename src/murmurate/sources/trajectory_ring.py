@@ -122,8 +122,8 @@ class TrajectoryRing:
     def beat(self) -> None:
         self._counters[2] += 1
 
-    def note_restart(self) -> None:
-        self._counters[4] += 1
+    def set_restarts(self, count: int) -> None:
+        self._counters[4] = count
 
     def wait_for_room(self) -> None:
         while self.waiting_records >= len(self._slots):
