@@ -160,6 +160,25 @@ def test_another_shard_takes_the_part_of_one_that_ends_but_not_its_errors(
     new.end()
 
 
+def test_a_shard_in_the_place_of_another_gets_none_of_its_errors(
+    service: tuple[SamplerProcess, list[Shard], int],
+) -> None:
+    """As where a learner is started again while a batch of its former shard is learned from: the keys of
+    that batch mean other rows in the new shard."""
+    sampler, (one, two), _ = service
+    one.answer(expect(one, 0, 1))
+    two.answer(expect(two, 1, 1))
+    until(lambda: sampler.slots.state(0) == READY)
+    new = Shard(1)
+    sampler.send({1: new.address})
+    new.accept()
+    sampler.slots.release(0, error_bits=0b111)
+    sampler.wake()
+    expect(one, 0, 2, 0b111)
+    expect(new, 1, 2, 0)
+    new.end()
+
+
 def test_a_part_that_was_asked_of_a_shard_that_ends_is_asked_of_another(
     service: tuple[SamplerProcess, list[Shard], int],
 ) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from murmurate.sources.service_links import MESSAGE_BYTES, DrawRequest, ShardAddress, Stream, dial
-from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayout
+from murmurate.sources.service_slots import DRAWING, NO_OWNER, READY, BatchSlots, SlotLayout
 
 _IDLE_SECONDS = 1.0  # between two heartbeats of a sampler that waits
 _DIAL_AGAIN_SECONDS = 0.2
@@ -178,6 +178,7 @@ class SamplerLoop:
                 if number not in self._shards or self._shards[number].address != address:
                     if number in self._shards:
                         self._close(number)
+                        self._disown(number)
                     self._shards[number] = _Shard(address)
         changed = False
         for number, shard in self._shards.items():
@@ -208,6 +209,15 @@ class SamplerLoop:
                 if shard is None or shard.link is None:
                     slots.set_owner(slot, part, self._owner(part))
                 self._request(slot, part)
+
+    def _disown(self, number: int) -> None:
+        """The shard was replaced by another one, whose rows are not those that were drawn from it: the errors
+        of these must not come to its successor."""
+        slots = self._slots
+        for slot in range(slots.layout.slots):
+            for part in range(slots.layout.parts):
+                if slots.owner(slot, part) == number:
+                    slots.set_owner(slot, part, NO_OWNER)
 
     def _close(self, number: int) -> None:
         shard = self._shards[number]

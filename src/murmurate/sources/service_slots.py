@@ -19,7 +19,7 @@ from murmurate.fabric.processes.fence import fence
 FREE, DRAWING, READY, USED = range(4)
 _CACHE_LINE, _CELL = 64, 8  # bytes of a cache line, and of a cell (an int64)
 _STATE, _NUMBER, _ERROR_BITS, _PARTS = range(4)  # a slot's cells; from _PARTS on, owner and mark of each part
-_NO_OWNER = -1  # owners are stored plus one, so that zeroed memory reads as this
+NO_OWNER = -1  # owners are stored plus one, so that zeroed memory reads as this
 
 
 class Rows(NamedTuple):
@@ -131,8 +131,9 @@ class BatchSlots:
         return self._cells[slot * self._width + _NUMBER]
 
     def owner(self, slot: int, part: int) -> int:
-        """The shard that the part was last requested from; negative before the first request."""
-        return self._cells[slot * self._width + _PARTS + 2 * part] + _NO_OWNER
+        """The shard that the part was last requested from; negative before the first request, and if that
+        shard has been replaced."""
+        return self._cells[slot * self._width + _PARTS + 2 * part] + NO_OWNER
 
     def is_filled(self, slot: int, part: int) -> bool:
         """Whether the part has been written for the current draw."""
@@ -149,7 +150,7 @@ class BatchSlots:
         return self._cells[slot * self._width + _PARTS + 2 * part + 1]
 
     def set_owner(self, slot: int, part: int, shard: int) -> None:
-        self._cells[slot * self._width + _PARTS + 2 * part] = shard - _NO_OWNER
+        self._cells[slot * self._width + _PARTS + 2 * part] = shard - NO_OWNER
 
     def begin(self, slot: int) -> None:
         """Begin the next draw (state DRAWING); the sampler does so after it has set the owners, and before it
