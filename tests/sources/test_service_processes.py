@@ -48,16 +48,32 @@ def test_a_process_that_ends_by_itself(watched: _Watched) -> None:
 
 
 def test_silence_counts_from_the_last_beat(watched: _Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1_000.0
+    now = watched.checked_at
     monkeypatch.setattr(service_processes.time, "monotonic", lambda: now)
-    watched.seen_at = now
-    now = 1_299.0
-    assert watched.cause_of_death(0) is None, "it may take that long to begin"
+
+    def causes(seconds: int, beats: float) -> set[str | None]:
+        nonlocal now
+        found = set()
+        for _ in range(seconds):
+            now += 1.0
+            found.add(watched.cause_of_death(beats))
+        return found
+
+    assert causes(299, 0) == {None}, "it may take that long to begin"
+    assert causes(1 + 60, 1) == {None}
+    assert causes(1, 1) == {"hung: no sign of life for 61 s"}
+
+
+def test_time_in_which_the_learner_itself_was_suspended_is_no_silence(
+    watched: _Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the whole job was: whoever goes on first must not find the others hung."""
+    now = watched.checked_at
+    monkeypatch.setattr(service_processes.time, "monotonic", lambda: now)
     assert watched.cause_of_death(1) is None
-    now = 1_358.0
-    assert watched.cause_of_death(1) is None
-    now = 1_360.0
-    assert watched.cause_of_death(1) == "hung: no sign of life for 61 s"
+    for _ in range(5):
+        now += 10_000.0
+        assert watched.cause_of_death(1) is None
 
 
 def test_a_suspended_process_is_given_up_sooner(watched: _Watched, monkeypatch: pytest.MonkeyPatch) -> None:

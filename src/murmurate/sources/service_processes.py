@@ -61,15 +61,16 @@ def empty_state(config: ReplayConfig, random_env_steps: int | None) -> dict[str,
 class _Watched:
     """A process that is watched. kind: what it is, such as "sampler". where: which process of this kind.
 
-    beats, seen_at: number of heartbeats, and time of the last one, as last seen. silent_deaths: number of
-    starts in a row after which no heartbeat has come, including the current start. killed_because: why
-    ``killed_if_suspended`` killed it; else empty."""
+    beats, silent_seconds: number of heartbeats, and time since the last one, as last seen. checked_at: when
+    they were seen. silent_deaths: number of starts in a row after which no heartbeat has come, including the
+    current start. killed_because: why ``killed_if_suspended`` killed it; else empty."""
 
     kind: str
     where: str
     process: subprocess.Popen[bytes] | None = None
     beats: float = 0
-    seen_at: float = 0.0
+    silent_seconds: float = 0.0
+    checked_at: float = 0.0
     starts: int = 0
     silent_deaths: int = 0
     killed_because: str = ""
@@ -79,8 +80,8 @@ class _Watched:
         return f"{self.kind} {self.where}"
 
     def note_start(self, process: subprocess.Popen[bytes], beats: float) -> None:
-        self.process, self.beats, self.seen_at = process, beats, time.monotonic()
-        self.killed_because = ""
+        self.process, self.beats, self.checked_at = process, beats, time.monotonic()
+        self.silent_seconds, self.killed_because = 0.0, ""
         self.starts += 1
         self.silent_deaths += 1  # until its first heartbeat
 
@@ -88,12 +89,15 @@ class _Watched:
         """Why the process has died or counts as hung; None if it works. beats: its heartbeats so far."""
         if self.process is None or self.killed_because:
             return self.killed_because or None
-        now = time.monotonic()
+        elapsed = time.monotonic() - self.checked_at
+        self.checked_at += elapsed
+        # a longer interval is a delay of this process, with which the other may have been suspended too
+        self.silent_seconds += min(elapsed, 2 * _CHECK_SECONDS)
         if beats != self.beats:
-            self.beats, self.seen_at, self.silent_deaths = beats, now, 0
+            self.beats, self.silent_seconds, self.silent_deaths = beats, 0.0, 0
         if (code := self.process.poll()) is not None:
             return f"signal {-code}" if code < 0 else f"exit code {code}"
-        silent = now - self.seen_at
+        silent = self.silent_seconds
         limit = _STARTUP_SECONDS if self.silent_deaths else _SILENCE_SECONDS
         if silent > limit or (silent > _STOPPED_SECONDS and is_stopped(self.process.pid)):
             return f"hung: no sign of life for {silent:.0f} s"
