@@ -270,6 +270,13 @@ def test_each_sampler_draws_a_second_trial(tmp_path: Path) -> None:
             held.release()
 
 
+def test_a_seed_may_be_longer_than_those_of_samplers(tmp_path: Path) -> None:
+    trials = Trials(tmp_path, SPACE, "maximize", "random", "none", seed=2**63 - 1)
+    held = trials.next(1)
+    assert held is not None
+    held.release()
+
+
 def test_processes_share_a_study_and_take_over_what_was_cut_off(tmp_path: Path) -> None:
     ours, theirs = (Trials(tmp_path, SPACE, "maximize", "random", "none", seed=0) for _ in range(2))
     first, second = ours.next(3), theirs.next(3)

@@ -101,8 +101,9 @@ class Trials:
             # a trial that was cut off while its parameters were drawn lacks some, and does not count
             if sum(len(trial.params) == len(self._space) for trial in trials) >= most:
                 return None
-            # seeded by the trial's number: else processes that share the study would draw the same
-            self.study.sampler = _sampler(self._sampler, self._seed + len(trials))
+            # seeded by the trial's number: else processes that share the study would draw the same; samplers
+            # take seeds of 32 bits, and a run takes longer ones
+            self.study.sampler = _sampler(self._sampler, (self._seed + len(trials)) % 2**32)
             trial = self.study.ask({dimension.name: dimension.distribution() for dimension in self._space})
             lock = self._lock(trial.number)
             if lock is None:
