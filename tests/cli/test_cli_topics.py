@@ -395,6 +395,16 @@ def test_the_page_has_a_map_documents_and_meanings(reviews, capsys):
     assert "<h3>Documents" not in (reviews / "topics.html").read_text()
 
 
+def test_texts_with_half_of_a_surrogate_pair_are_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"text": f"{word} \ud83d"}) for word in ("kettle", "novel") * 10]
+    Path("chat.jsonl").write_text("\n".join(lines) + "\n")
+    few = ("--topics", 2, "--batch", 8, "--passes", 1, "--launcher", "inline", "--out", "run")
+    assert run("topics", "fit", "chat.jsonl", *few) == 0
+    assert run("topics", "show", "run") == 0
+    assert "kettle ?" in Path("run/topics.html").read_text()
+
+
 def test_an_excerpt_of_a_text_without_spaces_has_its_first_letters():
     assert _excerpt("  a few\nwords ") == "a few words"
     assert _excerpt("word " * 100).endswith("word word ...")

@@ -63,6 +63,14 @@ def test_prose_of_markdown():
 def test_a_name_that_is_not_utf_8(tmp_path):
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("ant\n")
     assert counts(read(tmp_path, tokens=ALL)) == [{"ant": 1}]
+    source = TextSource(tmp_path, "text")
+    assert list(source.names()) == [source.pick([0])[0].name] == [r"caf\udce9.txt"]  # a table can hold it
+
+
+def test_a_name_with_half_of_a_surrogate_pair(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    path.write_text(r'{"id": "r\ud83d", "text": "ant"}')
+    assert list(TextSource(path, "jsonl", "text", "id").names()) == [r"r\ud83d"]
 
 
 def test_only_files_that_can_be_seen_are_documents(tmp_path):

@@ -45,7 +45,8 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
     ]
     page = options.out or options.folder / "topics.html"
     with writing(page) as fresh:
-        fresh.write_text(_page(fitted, rows), encoding="utf-8")
+        # a text from JSON may have half of a surrogate pair, which UTF-8 cannot hold
+        fresh.write_text(_page(fitted, rows), encoding="utf-8", errors="replace")
     if options.json:
         print(json.dumps(rows))
         return 0

@@ -19,7 +19,8 @@ from murmurate.errors import Refusal
 
 
 class Document(NamedTuple):
-    """name: name of its file, or its number from 1. text: "" for a document with an error."""
+    """name: name of its file, or its number from 1; UTF-8 can hold it. text: "" for a document with an
+    error."""
 
     name: str
     text: str
@@ -52,7 +53,7 @@ class TextSource:
         else:
             values = _columns.column_values(self.path, self.kind, self.column, self.name_column, errors)
             for name, text in values:
-                yield Document(name, text)
+                yield Document(_writable(name), text)
 
     @property
     def has_names(self) -> bool:
@@ -62,7 +63,7 @@ class TextSource:
     def names(self) -> Iterator[str]:
         """The names of all documents, in order. If the file has a name column, it is read for this."""
         if self.path.is_dir():
-            return (str(file.relative_to(self.path)) for file in files_of(self.path, self.kind))
+            return (_name_of(file, self.path) for file in files_of(self.path, self.kind))
         if self.name_column is None:
             return map(str, count(1))
         return (document.name for document in self.documents(RecordErrors(self.path, skip=True)))
@@ -122,6 +123,16 @@ def corpus(
     return count_all(WordCounter(tokens, first_corpus.vocabulary, bigrams=True), errors)
 
 
+def _writable(name: str) -> str:
+    """``name`` with escapes for what UTF-8 cannot hold: bytes of a file's name, or half of a surrogate pair
+    in JSON."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _name_of(file: Path, folder: Path) -> str:
+    return _writable(str(file.relative_to(folder)))
+
+
 def _decode(where: int | str, text: bytes, errors: RecordErrors) -> str:
     """The text; empty if it is not UTF-8."""
     try:
@@ -150,7 +161,7 @@ def _files(folder: Path, kind: str, errors: RecordErrors) -> Iterator[Document]:
 def _file(path: Path, folder: Path, kind: str, errors: RecordErrors) -> Document:
     with refuse_unreadable(path):
         text = path.read_bytes()
-    name = str(path.relative_to(folder))
+    name = _name_of(path, folder)
     decoded = _decode(name, text, errors)
     if kind == "markdown" and path.suffix.lower() != ".txt":
         decoded = _markdown.prose(decoded)
