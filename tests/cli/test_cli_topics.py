@@ -191,6 +191,7 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         ((*fit, path, "--stop-words", tmp_path / "no.txt"), "no.txt cannot be read"),
         (("topics", "show", folder, "--words", 0), "--words: '0' is no integer at least 1"),
         (("topics", "transform", folder, path, "--out", tmp_path / "w.xls"), "none of .csv, .npz, .parquet"),
+        (("topics", "evaluate", folder, "--skip-bad"), "--skip-bad says how a corpus is read"),
         (("train", "corpus-lda"), "say which corpus"),
     ]:
         said = refused(capsys, *arguments)

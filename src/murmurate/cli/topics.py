@@ -171,7 +171,7 @@ def load(folder: Path) -> FittedTopics:
     return FittedTopics(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)
 
 
-_READING_OPTIONS = (  # fields of ``CorpusWorld`` that are options of ``transform`` and ``evaluate``
+READING_OPTIONS = (  # fields of ``CorpusWorld`` that are options of ``transform`` and ``evaluate``
     "kind",
     "skip_bad",
     "one_based",
@@ -209,7 +209,7 @@ def other_corpus(fitted: FittedTopics, options: argparse.Namespace) -> OtherCorp
     """
     path = os.path.abspath(options.corpus)
     world = fitted.world if path == fitted.world.path else CorpusWorld(path=path)
-    changes = {name: value for name in _READING_OPTIONS if (value := getattr(options, name)) is not None}
+    changes = {name: value for name in READING_OPTIONS if (value := getattr(options, name)) is not None}
     world = dataclasses.replace(world, **changes)
     overrides: dict[str, Any] = {"kind": world.kind or detect_kind(Path(path))}
     if overrides["kind"] in TEXT_KINDS:

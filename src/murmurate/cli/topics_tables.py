@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.cli.topics import OtherCorpus, load, other_corpus, writing
+from murmurate.cli.topics import READING_OPTIONS, OtherCorpus, load, other_corpus, writing
 from murmurate.cli.topics_figures import explained
 from murmurate.datasets.corpus import Corpus, RemappedCorpus
 from murmurate.datasets.reading import Skipped
@@ -109,6 +109,12 @@ def _write_parquet(path: Path, weights: NDArray[np.float32], columns: dict[str, 
 
 
 def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
+    given = next((name for name in READING_OPTIONS if getattr(options, name) is not None), None)
+    if options.corpus is None and given is not None:
+        raise Refusal(
+            f"--{given.replace('_', '-')} says how a corpus is read, and the run's test documents are read "
+            "as in training. Name a corpus, or leave it out."
+        )
     fitted, skipped = load(options.folder), Skipped()
     documents: Corpus | RemappedCorpus
     if options.corpus is None:
