@@ -84,9 +84,12 @@ def timeline(run: RecordedRun) -> Timeline | None:
     begun_seconds = min(history[0]["time_seconds"] for history in run.histories.values())
     middle_seconds = (begun_seconds + max(run.last_heard(replica) for replica in run.histories)) / 2
 
+    # (start, end) of each burst, as arrays: a long run has thousands, and each is compared with all others
+    edges = [np.array([(each[0].start, each[-1].end) for each in bursts_by_member[name]]) for name in names]
+
     def sort_key(burst: Burst) -> tuple[int, float]:
         start, end = burst[0].start, burst[-1].end
-        sharing = sum(any(_overlap(other, start, end) for other in bursts_by_member[name]) for name in names)
+        sharing = sum(bool(((each[:, 0] < end) & (each[:, 1] > start)).any()) for each in edges)
         return -sharing, abs((start + end) / 2 - middle_seconds)
 
     best = min((burst for name in names for burst in bursts_by_member[name]), key=sort_key)
