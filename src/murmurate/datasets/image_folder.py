@@ -189,7 +189,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[str]) -> FolderIndex:
-    unknown_class = next((name for name in _folders(folder) if name not in set(classes)), None)
+    unknown_class = min(set(_folders(folder)) - set(classes), default=None)
     if unknown_class is not None:
         raise Refusal(
             f"{folder / unknown_class} is of a class without a folder in train. Remove it, or add the folder."
