@@ -258,6 +258,7 @@ def test_classes_cover_all_values_once_and_grow() -> None:
         "8.16 GB",
     ]
     assert [tick_text(v) for v in (9999.7, 999_970.0, 9999, -0.02, 0)] == ["10k", "1M", "9999", "−0.02", "0"]
+    assert [tick_text(v) for v in (-12_000, -2e6, 3e9)] == ["−12k", "−2M", "3G"]
     assert [byte_size(v) for v in (999.7, 999_700, 999_400, 999_990_000)] == [
         "1 kB",
         "1 MB",

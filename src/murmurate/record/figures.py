@@ -122,10 +122,9 @@ def percent_axis(axis: Any) -> None:
 def tick_text(value: float) -> str:
     """A number at a tick of an axis: 0, 0.02, 250, 1.5k, 2M."""
     value = float(f"{value:.4g}")  # before the unit is chosen: 9999.7 is 10k
-    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size * (10 if suffix == "k" else 1):
-            return f"{value / size:.4g}{suffix}"
-    return f"{value:.4g}".replace("-", "−")
+    units = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
+    unit, suffix = next(((unit, letter) for least, unit, letter in units if abs(value) >= least), (1.0, ""))
+    return f"{value / unit:.4g}{suffix}".replace("-", "−")
 
 
 def number_text(value: float | int | None) -> str:
