@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,18 @@ def test_probability_of_improvement_counts_pairs(seed: int) -> None:
     assert interval[0] <= chance <= interval[1]
     assert probability_of_improvement(theirs, ours)[0] == pytest.approx(1 - expected)
     assert probability_of_improvement([1.0], [2.0, 3.0]) == (0.0, None)
+
+
+def test_the_pairs_of_many_runs_are_compared_in_bounded_memory() -> None:
+    scores = np.arange(200.0).tolist()
+    tracemalloc.start()
+    try:
+        chance, _ = probability_of_improvement(scores, scores)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert chance == 0.5
+    assert peak < 2e8  # all pairs of 500 resamples, as for a few runs, would be 1.6e8 bytes, several times
 
 
 def _groups(tmp_path: Path, **scores: list[float]) -> list[Path]:

@@ -5,6 +5,7 @@ As Agarwal et al. 2021 (rliable) recommend, computed by SciPy (extra ``topics`` 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from murmurate.errors import MissingExtra
 
 RESAMPLES = 5_000
+_MOST_NUMBERS = 1 << 22  # numbers of resampled scores, or of their pairs, at a time
 Interval = tuple[float, float]
 FEWEST_FOR_INTERVALS = 5  # bootstrap intervals of fewer runs are too narrow: of two, their least and greatest
 
@@ -90,7 +92,7 @@ def _interval(samples: Sequence[NDArray[np.float64]], statistic: Any) -> Interva
         samples,
         statistic,
         n_resamples=RESAMPLES,
-        batch=500,
+        batch=max(1, min(500, _MOST_NUMBERS // math.prod(map(len, samples)))),
         vectorized=True,
         axis=-1,
         method="percentile",
