@@ -229,6 +229,12 @@ def test_a_cache_in_another_folder(tmp_path):
     assert len(list((tmp_path / "far" / "kept").iterdir())) == 2  # namesakes do not take each other's place
 
 
+def test_a_cache_of_a_source_whose_name_is_not_utf_8(source, tmp_path):
+    path, made = source
+    renamed = path.rename(tmp_path / os.fsdecode(b"docword.\xe9.txt"))
+    assert same(read(renamed, cache=tmp_path / "kept"), made)
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_two_hosts_with_equal_process_ids_share_a_folder(source, monkeypatch, later):
     """Without locks both convert; the second one begins and ends before the first has ended."""

@@ -42,7 +42,7 @@ def folder_of(source: Path, parent: Path | None) -> Path:
     """The cache of a source: beside it, or in ``parent`` (with a hash of the source's path)."""
     if parent is None:
         return source.with_name(source.name + ".corpus")
-    path_hash = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
+    path_hash = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:8]
     return parent / f"{source.name}-{path_hash}.corpus"
 
 
