@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import errno
+import json
 import re
 import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 # error numbers of a disk, quota or largest file size that is used up
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -88,6 +90,17 @@ def quoted(path: Path) -> str:
 def printable(text: str) -> str:
     """``text`` with control characters escaped, for a terminal: a run folder may come from somebody else."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def refuse_not_utf8(content: Any, name: str) -> None:
+    """Raise Refusal if ``content``, JSON values for a file called ``name``, has a text that UTF-8 cannot
+    hold, such as a path in another encoding: a run folder's files are not read back with one."""
+    text = json.dumps(content, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = text[text.rfind('"', 0, error.start) + 1 : text.find('"', error.start)]
+        raise Refusal(f"{found} is not UTF-8, so {name} could not be read again. Rename it.") from None
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:

@@ -52,6 +52,13 @@ def test_a_run_comes_back_as_it_was_written(name: str, strategy: str, tmp_path: 
     assert isinstance(back.placement.devices, tuple)
 
 
+def test_a_run_that_could_not_be_read_again_is_refused(tmp_path: Path) -> None:
+    run = change(recipe("corpus-lda"), ["--world.path", os.fsdecode(b"/data/caf\xe9.txt")], "")
+    with pytest.raises(Refusal, match=r"is not UTF-8, so run\.json could not be read again"):
+        write_run(tmp_path, run)
+    assert not any(tmp_path.iterdir())
+
+
 def _unusual(strategy: Any) -> Any:
     """Every field another value than its default."""
     other: dict[str, Any] = {}

@@ -27,7 +27,7 @@ import torch
 
 import murmurate
 from murmurate import plugins
-from murmurate.errors import Refusal, cause_of, did_you_mean, quoted
+from murmurate.errors import Refusal, cause_of, did_you_mean, quoted, refuse_not_utf8
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, replacing, seal
 from murmurate.strategies import strategies
@@ -146,24 +146,22 @@ def new_folder(name: str) -> Path:
 
 def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
     """Write ``run.json``: the resolved Run, ``extra_fields`` (JSON values), its evaluation's curves, the
-    commands that made it, and this process's versions, hardware and imported modules."""
-    write_json(
-        folder / "run.json",
-        {
-            "format": FORMAT,
-            **plain(run),
-            **extra_fields,
-            "unit": run.unit,
-            "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
-            "headline": None
-            if run.evaluation.headline is None
-            else dataclasses.asdict(run.evaluation.headline),
-            "versions": versions(),
-            "hardware": hardware(),
-            "command": commands(folder),
-            **({"imports": imports} if (imports := plugins.imports()) else {}),
-        },
-    )
+    commands that made it, and this process's versions, hardware and imported modules. Raises Refusal for a
+    path that is not UTF-8."""
+    content = {
+        "format": FORMAT,
+        **plain(run),
+        **extra_fields,
+        "unit": run.unit,
+        "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
+        "headline": None if run.evaluation.headline is None else dataclasses.asdict(run.evaluation.headline),
+        "versions": versions(),
+        "hardware": hardware(),
+        "command": commands(folder),
+        **({"imports": imports} if (imports := plugins.imports()) else {}),
+    }
+    refuse_not_utf8(content, "run.json")
+    write_json(folder / "run.json", content)
 
 
 def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from murmurate.errors import Refusal, cause_of
+from murmurate.errors import Refusal, cause_of, refuse_not_utf8
 from murmurate.recipes import recipe
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training import checkpoint
@@ -219,6 +219,7 @@ def check_free(folder: Path, kind: str) -> None:
 
 def write_settings(folder: Path, name: str, content: dict[str, Any]) -> None:
     """Write the file ``name`` of a sweep or study into ``folder``, which is made if needed."""
+    refuse_not_utf8(content, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / name, content)
