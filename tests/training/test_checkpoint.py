@@ -70,7 +70,7 @@ def _crash_at(monkeypatch: pytest.MonkeyPatch, point: int) -> list[str]:
     wrap(shutil, "rmtree")
     wrap(shutil, "copytree")
     wrap(os, "fsync")
-    wrap(json, "dump")
+    wrap(os, "replace")
     return done
 
 
@@ -449,6 +449,24 @@ def test_a_chunk_that_both_checkpoints_share_costs_the_replay_and_no_more(tmp_pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert checkpoint.newest(tmp_path) == found
+
+
+def test_a_disk_that_is_full_while_replays_are_set_aside_leaves_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        files = _with_chunks(tmp_path, {"a": 1.0})
+    files["a"].write_bytes(b"bad")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "seal", full)
+        with pytest.raises(OSError, match="No space"):
+            checkpoint.newest(tmp_path)
+    with pytest.warns(UserWarning, match="with empty replays"):
+        assert checkpoint.newest(tmp_path) == tmp_path / "last"
 
 
 def test_a_run_whose_replays_are_damaged_is_resumed_by_a_sweep(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from murmurate.errors import DISK_FULL, Refusal, RunFailed, quoted
-from murmurate.record.stored import FORMAT, UNSOUND, read_object, seal, sync
+from murmurate.record.stored import FORMAT, UNSOUND, read_object, replacing, seal, sync
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
@@ -347,7 +347,5 @@ def _unit(folder: Path) -> str:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with path.open("w") as file:
-        json.dump(seal(value, path.name), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    with replacing(path, synced=True) as fresh:
+        fresh.write_text(json.dumps(seal(value, path.name), indent=1))
