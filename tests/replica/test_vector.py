@@ -74,6 +74,13 @@ def test_tied_weights_are_one_place_in_the_vector():
     assert net.down.weight is net.up.weight
 
 
+def test_a_parameter_without_elements_is_no_lost_view():
+    net = nn.ParameterDict({"none": torch.zeros(0, 3), "some": torch.ones(2)})
+    replica = Replica("net", net, sgd)
+    replica.descend(net["some"].square().sum() + net["none"].sum())
+    assert not torch.equal(net["some"], torch.ones(2))
+
+
 def test_frozen_parameters_stay_outside_whatever_their_dtype():
     net = nn.Sequential(nn.Linear(2, 2).half(), nn.Linear(2, 1).double())
     net[0].requires_grad_(False)
