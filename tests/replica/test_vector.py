@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -79,6 +80,12 @@ def test_a_parameter_without_elements_is_no_lost_view():
     replica = Replica("net", net, sgd)
     replica.descend(net["some"].square().sum() + net["none"].sum())
     assert not torch.equal(net["some"], torch.ones(2))
+
+
+def test_a_recurrent_net_can_be_pickled():
+    net = nn.Sequential(nn.LSTM(2, 3))
+    Replica("net", net, sgd)
+    assert same(pickle.loads(pickle.dumps(net)).state_dict(), net.state_dict())
 
 
 def test_frozen_parameters_stay_outside_whatever_their_dtype():

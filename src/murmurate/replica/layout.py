@@ -141,4 +141,8 @@ def disable_rnn_flattening(module: nn.Module) -> None:
     """Prevent cuDNN's weight flattening, which would move recurrent weights out of the vector."""
     for inner in module.modules():
         if isinstance(inner, nn.RNNBase):
-            inner.flatten_parameters = lambda: None  # type: ignore[method-assign]
+            inner.flatten_parameters = _leave_in_place  # type: ignore[method-assign]
+
+
+def _leave_in_place() -> None:
+    """In place of ``flatten_parameters``; a function of the module, as pickle cannot store a lambda."""
