@@ -13,7 +13,7 @@ from murmurate.bench._spatial_layers import in_parts
 from murmurate.errors import Refusal
 from murmurate.nets.batch_norm import BatchNorm
 from murmurate.nets.resnet import ResNet
-from murmurate.spatial import Parts, parallelize, whole, whole_again
+from murmurate.spatial import Parts, parallelize, scatter, whole, whole_again
 from spatial.nets import FCN, ResNet18, UNet
 
 
@@ -89,6 +89,25 @@ def test_our_residual_nets_equal_the_whole(name, precision):
     for key, value in found[0][2].items():
         assert torch.equal(value, found[1][2][key])
         torch.testing.assert_close(value, expected[2][key], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_our_normalisation_of_images_in_any_format_where_a_part_has_one_pixel(with_residual):
+    images, direction = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
+
+    def gradients(parts):
+        norm = BatchNorm(4)
+        parallelize(nn.Sequential(norm), parts)
+        x = images.clone().requires_grad_()
+        y = scatter(x, parts) * 2  # a dense tensor
+        (norm(y, y * 0.5 if with_residual else None) * direction).sum().backward()
+        return [x.grad, norm.weight.grad, norm.bias.grad]
+
+    (expected,) = in_parts((1, 1), gradients)
+    found = in_parts((2, 2), gradients)
+
+    mean = [torch.stack(each).mean(0) for each in zip(*found, strict=True)]
+    torch.testing.assert_close(mean, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_ghost_batches_are_refused_with_their_layer():

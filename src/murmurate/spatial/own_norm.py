@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
@@ -41,8 +42,12 @@ class NormOverParts:
             # only for this call and its backward pass: other calls, on whole images, do not involve the other
             # parts
             norm.sum_over = self._sum_over if self._parts.size > 1 else self._over_replicas
-            local_residual = None if residual is None else aligned(x, residual)
-            return x.like(BatchNorm.forward(norm, x.local, local_residual, rectify))
+            own = [x.local] if residual is None else [x.local, aligned(x, residual)]
+            if norm.training and x.local.is_cpu:
+                # The kernels send other sums than torch's backward pass, so all parts or none must run them.
+                # They take channels-last images alone, and a single pixel always counts as one.
+                own = [image.contiguous(memory_format=torch.channels_last) for image in own]
+            return x.like(BatchNorm.forward(norm, *own, rectify=rectify))
         finally:
             norm.sum_over = self._over_replicas
 
