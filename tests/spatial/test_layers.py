@@ -131,6 +131,17 @@ def test_sums_of_half_precision_do_not_overflow(reduce):
         assert bool((one == 1).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 3])
+def test_adaptive_means_of_half_precision_are_as_exact_as_those_of_the_whole(dtype, size):
+    ones = torch.ones(1, 2, 7, 7, dtype=dtype)
+
+    expected, found = both((2, 1), lambda x: functional.adaptive_avg_pool2d(x, size), ones)
+
+    for one in found:
+        assert torch.equal(one, expected)
+
+
 def test_class_losses_of_half_precision_do_not_overflow():
     x, classes = image(1, 4, 300, 300), image(1, 4, 300, 300, seed=1).argmax(1)
     expected = functional.cross_entropy(x, classes)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from murmurate.spatial.layout import Interval, Layout, Plan, plan
 from murmurate.spatial.parts import Parts
-from murmurate.spatial.reductions import summed
+from murmurate.spatial.reductions import sum_dtype, summed
 from murmurate.spatial.sliding import Kernel, Sliding, needed_inputs, outputs_of, pair
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, refuse, spatial, window
 from murmurate.spatial.window import assemble, own_gradient, receive_halos, send_halos
@@ -79,8 +79,7 @@ def avg_pool2d(
     outputs = outputs_of(kernel, x.arrangement, x.parts)
     local = window(x, *needed_inputs(kernel, outputs))
     sizes, strides, _ = _as_pairs(kernel)
-    is_half = local.dtype in (torch.float16, torch.bfloat16)  # sums of windows could overflow
-    sums = functional.avg_pool2d(local.float() if is_half else local, sizes, strides, divisor_override=1)
+    sums = functional.avg_pool2d(local.to(sum_dtype(local)), sizes, strides, divisor_override=1)
     if divisor_override is not None:
         return x.like((sums / divisor_override).to(local.dtype), outputs)
     counts = [
@@ -109,9 +108,9 @@ def adaptive_avg_pool2d(x: SpatialTensor, output_size: Any) -> SpatialTensor | T
     bins = [_bins(size, count) for size, count in zip(x.arrangement.sizes, sizes, strict=True)]
     if any(count < parts for count, parts in zip(sizes, x.parts.grid, strict=True)):
         own = x.arrangement.rect(x.parts.rank)
-        return summed(_means(x.local, bins, own), x.parts)
+        return summed(_means(x.local, bins, own), x.parts).to(x.dtype)
     outputs = arranged_evenly(sizes, x.parts)
-    return x.like(_means(*_adaptive_window(x, bins, outputs)), outputs)
+    return x.like(_means(*_adaptive_window(x, bins, outputs)).to(x.dtype), outputs)
 
 
 @spatial("adaptive_max_pool2d")
@@ -157,7 +156,9 @@ def _bins(size: int, count: int) -> list[Interval]:
 
 
 def _means(x: Tensor, bins: list[list[Interval]], held: tuple[Interval, ...]) -> Tensor:
-    """The mean of each bin over the pixels of ``x``, which has the rows and columns ``held``."""
+    """The mean of each bin over the pixels of ``x``, which has the rows and columns ``held``; in float32 or
+    more, as the weight of a pixel, such as 1/7, is far from exact in half precision."""
+    x = x.to(sum_dtype(x))
     rows, columns = (_averaging(b, i, x) for b, i in zip(bins, held, strict=True))
     with torch.autocast(x.device.type, enabled=False):  # it would compute the products in its own dtype
         return rows @ x @ columns.T

@@ -59,8 +59,8 @@ def mean(x: SpatialTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any
 
 
 def _reduced(x: SpatialTensor, name: str, dim: Any, keepdim: bool, dtype: Any) -> Any:
-    if name == "mean" and dtype is None and _sum_dtype(x.local) != x.local.dtype:
-        return _reduced(x, name, dim, keepdim, _sum_dtype(x.local)).to(x.local.dtype)
+    if name == "mean" and dtype is None and sum_dtype(x.local) != x.local.dtype:
+        return _reduced(x, name, dim, keepdim, sum_dtype(x.local)).to(x.local.dtype)
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
     spatial_dims = [d for d in dims if spatial_axis(x, d)]
     if not spatial_dims:
@@ -99,7 +99,7 @@ _POINTWISE: dict[str, Callable[..., Tensor]] = {
 _MEANS_BY_WEIGHT = (functional.mse_loss, functional.l1_loss)
 
 
-def _sum_dtype(x: Tensor) -> torch.dtype:
+def sum_dtype(x: Tensor) -> torch.dtype:
     """The dtype to sum ``x`` in: float32 for half precision, which whole images would overflow."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
@@ -119,12 +119,12 @@ def _pointwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
         own_loss = loss(own_input, own_target, *args, **kwargs, reduction="none")
         if reduction == "none":
             return image.like(own_loss)
-        loss_sum = summed(own_loss.sum(dtype=_sum_dtype(own_loss)), image.parts)
+        loss_sum = summed(own_loss.sum(dtype=sum_dtype(own_loss)), image.parts)
         if reduction == "mean":
             weight = kwargs.get("weight")
             if weight is not None and loss in _MEANS_BY_WEIGHT:
                 own_weight = weight.detach().expand_as(own_loss)
-                loss_sum = loss_sum / summed(own_weight.sum(dtype=_sum_dtype(own_weight)), image.parts)
+                loss_sum = loss_sum / summed(own_weight.sum(dtype=sum_dtype(own_weight)), image.parts)
             else:
                 loss_sum = loss_sum / math.prod(_broadcast_shape(input, target))
         return loss_sum.to(own_loss.dtype)
@@ -180,7 +180,7 @@ def _class_loss(
     own_loss = loss(x.local, own_target, **options, reduction="none")
     if reduction == "none":
         return x.like(own_loss)
-    own_sum = own_loss.sum(dtype=_sum_dtype(own_loss))
+    own_sum = own_loss.sum(dtype=sum_dtype(own_loss))
     if reduction == "sum":
         return summed(own_sum, x.parts).to(own_loss.dtype)
     divisor = _divisor(own_target, options["weight"], options["ignore_index"]).to(
