@@ -142,6 +142,17 @@ def test_adaptive_means_of_half_precision_are_as_exact_as_those_of_the_whole(dty
         assert torch.equal(one, expected)
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_an_image_of_half_precision_is_resized_as_exactly_as_the_whole(mode):
+    x = image(1, 2, 9, 7).bfloat16()
+
+    expected, found = both((2, 1), lambda x: functional.interpolate(x, (11, 13), mode=mode), x)
+
+    exact = functional.interpolate(x.double(), (11, 13), mode=mode)
+    own_error = (expected - exact).abs().max()
+    assert all((one - exact).abs().max() <= 1.01 * own_error for one in found)
+
+
 def test_class_losses_of_half_precision_do_not_overflow():
     x, classes = image(1, 4, 300, 300), image(1, 4, 300, 300, seed=1).argmax(1)
     expected = functional.cross_entropy(x, classes)

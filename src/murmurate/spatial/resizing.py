@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from murmurate.spatial.layout import Layout
 from murmurate.spatial.pooling import adaptive_avg_pool2d
+from murmurate.spatial.reductions import sum_dtype
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, refuse, spatial, window
 
 
@@ -143,7 +144,9 @@ def mapped(x: SpatialTensor, rows: Taps, columns: Taps, outputs: Layout) -> Spat
         weights = None if taps.weights is None else taps.weights[:, slice(*intervals[i])]
         own_taps.append(Taps(spans[i] - needs[axis][i][0], weights))
     y = window(x, needs[0], needs[1])
-    return x.like(_along(_along(y, -2, own_taps[0]), -1, own_taps[1]), outputs)
+    if any(taps.weights is not None for taps in own_taps):
+        y = y.to(sum_dtype(y))  # as torch, which rounds the result alone to half precision
+    return x.like(_along(_along(y, -2, own_taps[0]), -1, own_taps[1]).to(x.dtype), outputs)
 
 
 def _along(x: Tensor, dim: int, taps: Taps) -> Tensor:
