@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from torch import nn
 from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
 from murmurate.strategies import strategy
+from murmurate.strategies.parameter_server import ParameterServer
+from murmurate.training import checkpoint
 from murmurate.training.run import Run
 from murmurate.training.schedules import SharedSchedules
-from short_runs import altered
+from short_runs import altered, train
 
 
 def a_run(name: str = "all-reduce", replicas: int = 2) -> Run:
@@ -55,10 +58,12 @@ def test_one_that_makes_more_or_fewer_updates_than_planned_follows_the_run(env_s
     assert max(abs(a - b) for a, b in zip(seen, expected, strict=True)) < 0.02 * 4_000
 
 
+@pytest.mark.parametrize("name", ["dpsgd", "parameter-server"])
 @pytest.mark.parametrize("env_steps_a_batch", [64, 6 * 64])
-def test_an_estimate_of_all_updates_is_corrected(env_steps_a_batch: int) -> None:
-    """A node of DPSGD assumes that others make as many updates: not if these are dead, or faster."""
-    run, replica = a_run("dpsgd"), scheduled()
+def test_an_estimate_of_all_updates_is_corrected(name: str, env_steps_a_batch: int) -> None:
+    """A node of DPSGD assumes that others make as many updates: not if these are dead, or faster. The centre
+    of a parameter server assumes ``period`` gradients in a push, which may have more."""
+    run, replica = a_run(name), scheduled()
     replica.count_steps_by(lambda: 2 * replica.clock)
     schedules = SharedSchedules(run, [replica])
     for batch in range(1, (run.env_steps or 0) // env_steps_a_batch + 1):
@@ -66,6 +71,21 @@ def test_an_estimate_of_all_updates_is_corrected(env_steps_a_batch: int) -> None
         schedules.follow(batch * env_steps_a_batch)
         made_by_all = batch * env_steps_a_batch * 4 // 64
         assert abs(replica.steps_taken() - made_by_all) < 0.02 * 8_000
+
+
+def test_the_rate_of_a_parameter_server_falls_to_its_end_although_pushes_have_several_gradients(
+    tmp_path: Path,
+) -> None:
+    """Of 60 gradients, the centre makes about 40 steps."""
+    strategy_ = ParameterServer(wait=False)
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy_, replicas=2, launcher="inline")
+    run = altered(run, simulators=2, eval_episodes=1, env_steps=960)
+    train(run, tmp_path / "run")
+    last = tmp_path / "run" / "checkpoints" / "last"
+    centre, client = (checkpoint.read_part(last, rank)["replicas"]["a2c"]["replica"] for rank in (2, 0))
+    assert centre["clock"] < 50
+    assert centre["learning_rates"][0] < 0.15 * run.learner.learning_rate  # type: ignore[attr-defined]
+    assert client["learning_rates"][0] < 0.15 * run.learner.learning_rate  # type: ignore[attr-defined]
 
 
 def test_one_that_joins_goes_on_as_the_one_that_gave_it_its_state() -> None:
@@ -78,10 +98,9 @@ def test_one_that_joins_goes_on_as_the_one_that_gave_it_its_state() -> None:
     assert joiner.steps_taken() == donor.steps_taken() == 3_000
 
 
-@pytest.mark.parametrize(("name", "replicas"), [("parameter-server", 2), ("all-reduce", 1)])
-def test_clients_of_a_centre_that_steps_and_single_replicas_are_left_alone(name: str, replicas: int) -> None:
+def test_single_replicas_are_left_alone() -> None:
     replica = scheduled()
-    schedules = SharedSchedules(a_run(name, replicas), [replica])
+    schedules = SharedSchedules(a_run(replicas=1), [replica])
     replica.clock = 10
     schedules.follow(64 * 1_900)
     assert replica.steps_taken() == 10

@@ -17,6 +17,7 @@ from murmurate.training.place import FollowedFolder
 from murmurate.training.rejoin import Pace
 from murmurate.training.restore import refusing_misfits, replicator_of
 from murmurate.training.run import Run
+from murmurate.training.schedules import SharedSchedules
 from murmurate.training.worker_context import (
     FINAL,
     FINAL_REQUEST,
@@ -42,6 +43,8 @@ class CentreServer:
         self.barrier: Channel = context.fabric.channel("barrier", torch.zeros(4, dtype=torch.float64))
         self.recorder = context.recorder(None)
         self.timer = StepTimer(lambda: self.recorder.seconds, list(self.replicator.bound_replicas.values()))
+        stepped = self.learner.replicas.values() if run.strategy.centre_steps else ()
+        self.shared_schedules = SharedSchedules(run, stepped)
         self._last_record = time.monotonic()
         self._warned = False
         self.saved_request = 0
@@ -76,6 +79,7 @@ class CentreServer:
         """Between two requests: save, record, send a heartbeat, admit members that were started again."""
         run_state = self.context.run_state
         self.timer.lap("exchange")
+        self.shared_schedules.follow(run_state.total_env_steps())
         self._save(run_state.checkpoint_requested)
         self._record()
         self.context.between_steps()

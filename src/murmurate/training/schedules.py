@@ -20,15 +20,14 @@ class SharedSchedules:
     planned: its rate would fall too early. So where its updates differ by more than a hundredth of the plan
     from what the env steps of all replicas allow, the schedule follows these.
 
-    A strategy that counts the updates of all replicas (``counts_all``) may know those of some replicas only,
-    and then its count is corrected in the same way. Where a centre makes the optimizer's steps, its schedule
-    decides, and a client's is left alone.
+    A strategy that counts the updates of all replicas (``counts_all``) may have to estimate them, and then
+    its count is corrected in the same way, also at a centre that makes the optimizer's steps.
     """
 
     def __init__(self, run: Run, replicas: Iterable[Replica]) -> None:
         self._run, self._planned = run, run.planned_updates() or 0
         self._at_once = run.source.batches_at_once(run)
-        follows = run.env_steps is not None and run.replicas > 1 and not run.strategy.centre_steps
+        follows = run.env_steps is not None and run.members > 1
         self._counted = run.replicas if run.strategy.counts_all else 1  # replicas whose updates are counted
         self._checked_at = 0  # env steps of all replicas
         self._ahead = 0  # by how many updates the run is ahead of the strategy's counts
