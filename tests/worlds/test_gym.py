@@ -55,9 +55,8 @@ def assert_equals_gymnasium(ident: str, limit: int | None, steps: int, size: int
             assert (b in finished) == (terminated or truncated)
             if terminated or truncated:
                 ends[0 if terminated else 1] += 1
-                if not terminated:
-                    assert step.final_observation is not None
-                    assert np.array_equal(step.final_observation[b].numpy(), seen.astype(np.float32))
+                assert step.final_observation is not None
+                assert np.array_equal(step.final_observation[b].numpy(), seen.astype(np.float32))
                 assert (finished[b].episode_return, finished[b].length) == (returns[b], lengths[b])
                 returns[b], lengths[b] = 0.0, 0
                 seen, _ = env.reset()

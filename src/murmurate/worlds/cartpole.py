@@ -84,7 +84,7 @@ class CartPoleSimulators:
             truncated=torch.from_numpy(truncated),
         )
         if over.any():
-            step.final_observation = step.observation if truncated.any() else None
+            step.final_observation = step.observation
             step.episodes = self._counter.finish(over)
             self._begin(over)
             step.observation = self._observe()
