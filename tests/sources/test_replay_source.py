@@ -10,6 +10,9 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replay.interface import Sample, Steps
+from murmurate.replay.rows import RowStore
+from murmurate.sources import replay_sampler
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.replay_source import ReplaySource
 from murmurate.spec import EnvSpec
@@ -72,6 +75,43 @@ def test_one_that_begins_anew_in_a_fit_ends_it_with_its_peers() -> None:
     sampler = drawing_from(config, random_env_steps=0)
     sampler.fresh_start(33)  # a fit has 20 * 4 / 8 = 10 batches
     assert sampler._drawn_transitions == 3 * 8
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_batch_is_not_overwritten_before_the_gpu_has_read_it(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GPU that is late, and reads a batch only when it is waited for."""
+    to_read: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Stream:
+        def record_event(self) -> Stream:
+            return self
+
+        def synchronize(self) -> None:
+            for copy, batch in to_read:
+                copy.copy_(batch)
+            to_read.clear()
+
+    def on_device(sample: Sample, device: torch.device) -> Sample:
+        copy = torch.empty_like(sample.reward)
+        to_read.append((copy, sample.reward))
+        return dataclasses.replace(sample, reward=copy)
+
+    buffers = RowStore.buffers
+    monkeypatch.setattr(RowStore, "buffers", lambda self, count, pinned: buffers(self, count))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(replay_sampler, "on_device", on_device)
+    config = dataclasses.replace(CONFIG, alpha=0.0, ahead=ahead)
+    spec = ScriptedSimulators(SCRIPT).spec
+    replay = open_replay(config, spec, simulators=100, steps=1, discount=0.9, seed=0)
+    seen, ended = torch.zeros(100, 1), torch.zeros(100, dtype=torch.bool)
+    sampler = ReplaySampler(replay, config, 8, torch.device("cuda"), lambda: 0.0)
+    sampler.insert(0, Steps(seen, ended.long(), torch.arange(100.0), seen, ended, ended))
+    batches = [sampler.next(0, []).data for _ in range(4)]
+    Stream().synchronize()
+    for batch in batches:
+        assert torch.equal(batch.reward, batch.keys.float())
 
 
 def test_weights_are_over_the_greatest_of_the_batch() -> None:

@@ -97,6 +97,7 @@ class ReplaySampler:
         self._progress = progress
         self._is_weighted = replay.sampler.weighted
         self._prefetcher = Prefetcher(replay, batch, config.ahead, device.type == "cuda", self._weigh)
+        self._was_read: torch.cuda.Event | None = None  # whether a GPU has read the last batch
 
     @property
     def due(self) -> bool:
@@ -121,8 +122,12 @@ class ReplaySampler:
         self.batches += 1
         if self.config.alpha_end is not None:
             self.replay.sampler.set_alpha(self.config.alpha_at(self._progress()))
+        if self._was_read is not None:  # its page-locked memory is written again now
+            self._was_read.synchronize()
         sample = self._prefetcher.next(self._beta())
         data = on_device(sample, self.device)
+        if self.device.type == "cuda":
+            self._was_read = torch.cuda.current_stream(self.device).record_event()
         replay = self.replay if self._is_weighted else None  # else there are no priorities
         return ReplayBatch(data, env_steps, episodes, replay=replay, keys=sample.keys)
 
