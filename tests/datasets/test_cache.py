@@ -99,10 +99,17 @@ def test_a_changed_folder_of_text_is_noticed(tmp_path):
     assert read(folder, tokens=tokens).vocabulary == ("cat", "dog", "emu")
 
 
+def promise_too_much(path):
+    with open(path, "r+b") as file:
+        shape = {"descr": "<i8", "fortran_order": False, "shape": (2**58,)}
+        np.lib.format.write_array_header_1_0(file, shape)
+
+
 DAMAGES = {
     "words cut short": lambda cache: os.truncate(cache / "words.npy", 200),
     "words of another": lambda cache: np.save(cache / "words.npy", np.zeros(3, np.int32)),
     "counts gone": lambda cache: (cache / "counts.npy").unlink(),
+    "starts of more than memory": lambda cache: promise_too_much(cache / "starts.npy"),
     "starts empty": lambda cache: (cache / "starts.npy").write_bytes(b""),
     "description cut short": lambda cache: os.truncate(cache / "corpus.json", 30),
     "description gone": lambda cache: (cache / "corpus.json").unlink(),

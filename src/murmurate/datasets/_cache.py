@@ -155,7 +155,7 @@ def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
         # another process may have replaced the cache meanwhile
         complete = len(words) == int(description["entries"]) and (cache / "corpus.json").read_text() == stored
         return (corpus, Skipped(Counter(description["causes"]), missing)) if complete else None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, Refusal):
+    except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, Refusal):
         return None
 
 
