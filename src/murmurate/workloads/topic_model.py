@@ -146,7 +146,7 @@ class LatentTopics(nn.Module):
             # Strategies that exchange whole vectors may make a number negative (they add the change since a
             # push to the vector received): then the word counts as absent from the topic until the number has
             # risen again.
-            x = torch.cat([x.index_select(0, index), x[-1:]]).clamp_(min=0.0)
+            x = x.index_select(0, torch.cat([index, index.new_tensor([self.words])])).clamp_(min=0.0)
             index = torch.arange(len(row), device=x.device)
         total = self.words * self.prior + scale * x[-1].double()
         k = self.config.topics
