@@ -213,6 +213,8 @@ def test_reference_return_and_when_it_was_reached(tmp_path: Path) -> None:
     negative = [line(1.0, 0, return_mean=-20.7)]
     low = open_run(a_run(tmp_path / "e", negative, {"name": "e"}, replicas=1))
     assert groups.reference_return(grouped([low]))[0] == -21.0
+    short = open_run(a_run(tmp_path / "f", [line(1.0, 0, return_mean=3.3)], {"name": "f"}, replicas=1))
+    assert groups.reference_return(grouped([short]))[0] == 3.3
 
 
 def test_a_peak_of_the_return_is_reached_at_its_env_steps_and_its_time(tmp_path: Path) -> None:

@@ -241,7 +241,9 @@ def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
         return None
     reached = sorted(best)[(len(best) - 1) // 2]
     step = 10.0 ** (math.floor(math.log10(abs(reached))) - 1) if reached else 1.0
-    return math.floor(reached / step) * step, "reached by at least half of the strategies"
+    # 3.3 / 0.1 is 32.99999999999999, and 33 * 0.1 is 3.3000000000000003, which nobody has reached
+    rounded_down = min(math.floor(round(reached / step, 6)) * step, reached)
+    return rounded_down, "reached by at least half of the strategies"
 
 
 def reaches(run: RecordedRun, value: float) -> tuple[float, float] | None:
