@@ -9,20 +9,18 @@ from itertools import pairwise
 
 from murmurate.datasets.tokens import PAIR, Tokens, document_bound
 
-LEAST_COUNT, LEAST_NPMI = 5, 0.5
+_LEAST_COUNT, _LEAST_NPMI = 5, 0.5
 _MOST_PAIRS = 1_000_000  # different pairs that are counted at a time
 
 
-def find_collocations(
-    texts: Iterable[str], tokens: Tokens, *, least_count: int = LEAST_COUNT, least_npmi: float = LEAST_NPMI
-) -> frozenset[str]:
+def find_collocations(texts: Iterable[str], tokens: Tokens) -> frozenset[str]:
     """The collocations of ``texts``, each as its two words joined by ``_``.
 
-    They are pairs of adjacent, different words that ``tokens`` counts, which occur ``least_count`` times or
-    more (and often enough to be in ``min_df`` documents) with a normalised pointwise mutual information of
-    ``least_npmi`` or more (Bouma 2009, section 4.1): ln(p(ab) / p(a) p(b)) / -ln p(ab), which is 1 for two
-    words that occur only together, and 0 for independent words. p are shares of all words. If there are more
-    than a million different pairs, the rarest are forgotten, which bounds memory.
+    They are pairs of adjacent, different words that ``tokens`` counts, which occur 5 times or more (and often
+    enough to be in ``min_df`` documents) with a normalised pointwise mutual information of 0.5 or more (Bouma
+    2009, section 4.1): ln(p(ab) / p(a) p(b)) / -ln p(ab), which is 1 for two words that occur only together,
+    and 0 for independent words. p are shares of all words. If there are more than a million different pairs,
+    the rarest are forgotten, which bounds memory.
     """
     alone: Counter[str] = Counter()
     together: Counter[tuple[str, str]] = Counter()
@@ -38,16 +36,17 @@ def find_collocations(
         while len(together) > _MOST_PAIRS:
             forgotten += 1
             together = Counter({pair: n for pair, n in together.items() if n > forgotten})
-    least_count = max(least_count, math.ceil(document_bound(tokens.min_df, documents)))
+    least_count = max(_LEAST_COUNT, math.ceil(document_bound(tokens.min_df, documents)))
     return frozenset(
         PAIR.join(pair)
         for pair, n in together.items()
-        if n >= least_count and _npmi(n, alone[pair[0]], alone[pair[1]], total) >= least_npmi
+        if n >= least_count and _npmi(n, alone[pair[0]], alone[pair[1]], total) >= _LEAST_NPMI
     )
 
 
 def _npmi(both: int, first: int, second: int, total: int) -> float:
-    """See ``find``. both, first, second: how often the pair and each of its words occur among ``total``."""
+    """See ``find_collocations``. both, first, second: how often the pair and each of its words occur among
+    ``total``."""
     if both >= total:
         return 1.0
     return math.log(both * total / (first * second)) / -math.log(both / total)
