@@ -16,6 +16,7 @@ import pytest
 from murmurate import native
 from murmurate.cli import doctor
 from murmurate.cli.main import main
+from murmurate.errors import MissingExtra
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.secret import drawn_secret
 
@@ -51,6 +52,17 @@ def test_it_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["ok"] == all(check["status"] != "bad" for check in found["checks"])
     assert found["hardware"]["cores"] == psutil.cpu_count()
     assert {"murmurate", "python", "torch"} <= found["versions"].keys()
+
+
+def test_a_world_that_cannot_be_opened_is_a_finding() -> None:
+    def opened(*_: object, **__: object) -> None:
+        raise MissingExtra("cv2", "doom", "Doom")
+
+    found = doctor._starts(
+        "Doom", "doom", SimpleNamespace(names=lambda: ["doom"]), SimpleNamespace(open=opened)
+    )
+    assert (found["status"], found["found"]) == ("bad", "does not start")
+    assert "pip install 'murmurate[doom]'" in found["advice"]
 
 
 def test_people_see_every_finding(capsys: pytest.CaptureFixture[str]) -> None:

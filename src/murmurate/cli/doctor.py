@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import resource
@@ -177,13 +178,11 @@ def _starts(name: str, extra: str, module: Any, world: SimulatorWorld) -> dict[s
     """Check that ``world`` of ``module`` starts: it may lack a file, a system library or a driver."""
     if not module.names():
         return _check(name, _NOTE, "not installed", f"pip install 'murmurate[{extra}]'")
-    simulators = world.open(1, training=False)
     try:
-        simulators.reset(0)
+        with contextlib.closing(world.open(1, training=False)) as simulators:
+            simulators.reset(0)
     except (Refusal, RunFailed) as problem:
         return _check(name, _BAD, "does not start", str(problem))
-    finally:
-        simulators.close()
     return _check(name, _OK, "starts")
 
 
