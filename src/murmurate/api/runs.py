@@ -85,8 +85,8 @@ def train(
         callbacks: called with what the run records; see ``Callback``.
         quiet: print no progress.
         fields: every other option of the command line, with underscores: ``simulators=16``,
-            ``replay={"capacity": 100_000}``, ``eval_episodes=5``. None leaves a field as the recipe has it; to
-            set it to None, give ``dataclasses.replace(murmurate.recipe(name), env_steps=None)``.
+            ``replay={"capacity": 100_000}``, ``eval_episodes=5``. None leaves a field as the recipe has it;
+            to set it to None, give ``dataclasses.replace(murmurate.recipe(name), env_steps=None)``.
 
     Raises:
         Refusal: before anything was changed; its text says what to change.
