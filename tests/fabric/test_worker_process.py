@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from murmurate.fabric.processes.report import send_report
 from murmurate.fabric.processes.spawn import (
     DIED,
     FINISHED,
@@ -25,21 +26,54 @@ from murmurate.fabric.processes.spawn import (
     WorkerProcesses,
     take_signals,
 )
+from waiting import DEADLINE_SECONDS
+
+_MUCH = 1 << 22  # bytes
 
 
 def test_a_worker_that_dies_while_it_reports_is_dead() -> None:
-    """Its pipe holds the length of a message, and only a part of the message."""
+    """Its pipe holds the length of a report, and only a part of the report."""
     with subprocess.Popen(["sleep", "600"]) as process:
         reads, writes = Pipe(duplex=False)
         stub = SimpleNamespace(pid=process.pid, exitcode=-9, join=lambda seconds: process.wait(seconds))
         worker = WorkerProcess(0, stub, reads)  # type: ignore[arg-type]
         assert not worker.poll()
-        os.write(writes.fileno(), struct.pack("!i", 1000) + b"a part")
+        os.write(writes.fileno(), struct.pack("!Q", 1000) + b"a part")
         writes.close()
         assert worker.poll()
         assert worker.exit is not None
         assert (worker.exit.how, worker.exit.error) == (DIED, "SIGKILL")
         worker.close()
+
+
+def test_a_worker_that_is_stopped_while_it_reports_is_not_waited_for() -> None:
+    """Not between any two bytes of its report."""
+    end = Exit(FINISHED, result=b"any")
+    with subprocess.Popen(["sleep", "600"]) as process:
+        reads, writes = Pipe(duplex=False)
+        stub = SimpleNamespace(pid=process.pid, exitcode=-9, join=lambda seconds: process.wait(seconds))
+        worker = WorkerProcess(0, stub, reads)  # type: ignore[arg-type]
+        try:
+            report = pickle.dumps(end)
+            *first, last = struct.pack("!Q", len(report)) + report
+            for byte in first:
+                os.write(writes.fileno(), bytes([byte]))
+                assert not worker.poll()
+            os.write(writes.fileno(), bytes([last]))
+            assert worker.poll()
+            assert worker.exit == end
+        finally:
+            worker.close()
+
+
+def test_a_report_of_any_size_arrives_before_the_wait_for_it_ends() -> None:
+    with WorkerProcesses(1) as workers:
+        workers.start(0, report_much)
+        (worker,) = workers.wait(DEADLINE_SECONDS)
+        assert worker.exit is not None
+        assert worker.exit.how == FINISHED, worker.exit
+        assert len(worker.exit.result) == _MUCH
+    assert workers.wait(DEADLINE_SECONDS) == []
 
 
 def test_a_report_that_comes_just_before_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +84,7 @@ def test_a_report_that_comes_just_before_the_end_is_read(monkeypatch: pytest.Mon
         worker = WorkerProcess(0, stub, reads)  # type: ignore[arg-type]
 
         def reports_and_ends() -> bool:
-            writes.send_bytes(pickle.dumps(Exit(FINISHED, result=7)))
+            send_report(writes, pickle.dumps(Exit(FINISHED, result=7)))
             return True
 
         monkeypatch.setattr(worker._handle, "has_ended", reports_and_ends)
@@ -100,3 +134,7 @@ def start_method_in_worker(worker: Worker) -> Exit:
 def take_signals_and_pause(worker: Worker) -> None:
     take_signals()
     signal.pause()
+
+
+def report_much(worker: Worker) -> Exit:
+    return Exit(FINISHED, result=bytes(_MUCH))

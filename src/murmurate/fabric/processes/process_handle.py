@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from multiprocessing.connection import wait
 
 import psutil
@@ -52,3 +53,18 @@ class ProcessHandle:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def end_forked_processes_with_this_one() -> None:
+    """From now on, let the processes that this one forks end when it ends, however it ends."""
+    # a data loader's worker watches for its parent's death only once it has started, so could miss it
+    parent = ProcessHandle(os.getpid())
+
+    def exit_with_parent() -> None:
+        parent.wait()
+        os._exit(1)
+
+    def watch() -> None:
+        threading.Thread(target=exit_with_parent, daemon=True).start()
+
+    os.register_at_fork(after_in_child=watch)

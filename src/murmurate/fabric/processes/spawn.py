@@ -20,6 +20,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,12 @@ from murmurate.fabric.processes.fork_server import (
     fork_server,
     known_start_method,
 )
-from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
+from murmurate.fabric.processes.process_handle import (
+    ProcessHandle,
+    end_forked_processes_with_this_one,
+    is_stopped,
+)
+from murmurate.fabric.processes.report import ReportReader, send_report
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
@@ -130,7 +136,7 @@ class WorkerProcess:
         self.rank, self.process, self.joins = rank, process, joins
         self.exit: Exit | None = None
         self.killed_because = ""
-        self._pipe = pipe
+        self._pipe, self._report = pipe, ReportReader(pipe)
         # multiprocessing's sentinel would also report the end of the fork server, which workers survive
         self._handle = ProcessHandle(process.pid or 0)
 
@@ -165,10 +171,10 @@ class WorkerProcess:
     def poll(self) -> bool:
         """Whether the worker has ended; if so, sets ``exit``."""
         has_ended = self._handle.has_ended()  # asked first: it may report just before it ends
-        # the pipe is also closed when a worker dies without a report, or (OSError) in the middle of one
+        # the pipe is also closed when a worker dies without a report, or in the middle of one
         with contextlib.suppress(EOFError, OSError):
-            if self._pipe.poll():
-                self.exit = pickle.loads(self._pipe.recv_bytes())
+            if (report := self._report.read()) is not None:
+                self.exit = pickle.loads(report)
                 if self.exit is not None and self.exit.how != FINISHED:
                     self._end()
                 return True
@@ -241,8 +247,14 @@ class WorkerProcesses:
 
     def wait(self, timeout_seconds: float) -> list[WorkerProcess]:
         """The workers that have ended since the last call; returns as soon as there is one."""
-        wait([awaited for worker in self.alive for awaited in worker.awaited], timeout_seconds)
-        return [worker for worker in self.alive if worker.poll()]
+        end = time.monotonic() + timeout_seconds
+        while workers := self.alive:
+            left = max(0.0, end - time.monotonic())
+            wait([awaited for worker in workers for awaited in worker.awaited], left)
+            ended = [worker for worker in workers if worker.poll()]
+            if ended or time.monotonic() >= end:  # else only a part of a report has arrived
+                return ended
+        return []
 
     def kill(self) -> None:
         """End all workers."""
@@ -274,7 +286,7 @@ def _run_worker(
     multiprocessing.set_start_method(start_method, force=True)
     faulthandler.enable()
     threading.Thread(target=_exit_with_launcher, daemon=True).start()
-    _end_forked_processes_with_this_one()
+    end_forked_processes_with_this_one()
     worker = Worker(rank, memory_file, open_run_state(memory_file, size))
     with worker.afterwards:
         try:
@@ -284,7 +296,7 @@ def _run_worker(
         message = pickled_exit(end)
         sys.stdout.flush()
         sys.stderr.flush()
-        pipe.send_bytes(message)
+        send_report(pipe, message)
         pipe.close()
     # simulators' native threads must not keep the process alive
     exit_now(0)
@@ -330,20 +342,6 @@ def _exit_with_launcher() -> None:
         # the launcher cannot remove the fork server's socket any more
         shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
         exit_now(1)
-
-
-def _end_forked_processes_with_this_one() -> None:
-    # A data loader's worker watches for its parent's death only once it has started, so could miss it.
-    worker = ProcessHandle(os.getpid())
-
-    def exit_with_worker() -> None:
-        worker.wait()
-        os._exit(1)
-
-    def watch() -> None:
-        threading.Thread(target=exit_with_worker, daemon=True).start()
-
-    os.register_at_fork(after_in_child=watch)
 
 
 # -- members as functions ---------------------------------------------------------------------------------
