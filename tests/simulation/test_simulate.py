@@ -11,6 +11,7 @@ import sys
 
 import psutil
 import pytest
+import torch
 
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
@@ -100,6 +101,31 @@ def test_without_faults_a_step_takes_its_seconds_and_all_learn_together(tmp_path
     shares = [summary[f"share_{what}"] for what in ("computing", "waiting", "exchanging", "idle")]
     assert sum(shares) == pytest.approx(1.0, abs=1e-6)
     assert shares[0] > 0.85
+
+
+_DROPS = """
+from torch import nn
+
+class Drops(nn.Sequential):
+    out_features = 8
+
+    def __init__(self, spec, hidden):
+        super().__init__(nn.Linear(spec.observation_shape[0], 8), nn.Dropout(0.5))
+"""
+
+
+def test_the_masks_of_dropout_depend_on_the_seed_alone(tmp_path):
+    net = tmp_path / "drops.py"
+    net.write_text(_DROPS)
+    run = run_of(replicas=2, updates=5)
+    run = dataclasses.replace(run, learner=dataclasses.replace(run.learner, torso=f"{net}:Drops"))
+    both = []
+    for attempt in (1, 2):
+        torch.manual_seed(attempt)
+        state = torch.get_rng_state()
+        both.append(timeless(result(tmp_path / str(attempt), run)))
+        assert torch.equal(torch.get_rng_state(), state), "the caller's numbers go on"
+    assert both[0] == both[1]
 
 
 def test_another_seed_is_another_run(tmp_path):

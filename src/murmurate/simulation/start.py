@@ -20,6 +20,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.memory_limits import refuse_if_small
 from murmurate.fabric.simulated.fabric import MailFaults, Member, SimulatedFabric
 from murmurate.launch.inline import Inline
+from murmurate.nets.torso import seeded_by
 from murmurate.record.callbacks import Result
 from murmurate.record.step_timer import NO_TRACE, TraceSchedule
 from murmurate.record.timelines import shown_members
@@ -29,7 +30,7 @@ from murmurate.simulation.faults import FaultInjector
 from murmurate.simulation.member import Centre, SimulatedLearner
 from murmurate.simulation.monitor import Monitor
 from murmurate.simulation.result import summarize
-from murmurate.spec import derive_seed
+from murmurate.spec import derive_generator, derive_seed
 from murmurate.training import checkpoint
 from murmurate.training.data_record import record_data
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
@@ -127,7 +128,9 @@ class Simulation:
         run, monitor, folder = self.run, self.monitor, self.folder
         started = time.monotonic()
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)
-        with _one_thread(), signals(monitor):
+        # layers such as Dropout draw from the global generator
+        generator = derive_generator(run.seed, "global generator")
+        with _one_thread(), seeded_by(generator), signals(monitor):
             try:
                 self.fabric.run([self._learn] * run.replicas + [self._serve] * run.strategy.centre)
                 if not monitor.finished:
