@@ -78,19 +78,20 @@ class Segmented:
     @property
     def mass(self) -> tuple[float, float]:
         """The sum and the least of the slots' probabilities, both times the number of filled slots."""
-        least = min(self._least_probabilities().values(), default=math.inf)
+        least = min(self._least_probabilities(self._segment_probabilities()).values(), default=math.inf)
         return float(self.filled), self.filled * least
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         refuse_too_many(count, self.filled)
         if out is None:
             out = empty_draw(count)
-        least = self._least_probabilities()
-        if not least:
+        probabilities = self._segment_probabilities()
+        if not probabilities:
             raise nothing_to_draw()
+        least = self._least_probabilities(probabilities)
         least_of_all = min(least.values())
         start = 0
-        for k, segment_count in self._counts(count).items():
+        for k, segment_count in self._counts(count, probabilities).items():
             part = Draw(*(x[start : start + segment_count] for x in out))
             self.segments[k].draw_any(segment_count, beta, part)
             part.indices.add_(self._starts[k])
@@ -109,9 +110,8 @@ class Segmented:
         total = sum(weights.values())
         return {k: weight / total for k, weight in weights.items()}
 
-    def _counts(self, count: int) -> dict[int, int]:
+    def _counts(self, count: int, probabilities: dict[int, float]) -> dict[int, int]:
         """For each segment, how many of a batch's draws come from it."""
-        probabilities = self._segment_probabilities()
         u = float(torch.rand((), dtype=torch.float64, device="cpu", generator=self._generator))
         if self.whole:
             bounds = torch.tensor(list(probabilities.values()), dtype=torch.float64, device="cpu").cumsum(0)
@@ -128,10 +128,10 @@ class Segmented:
             before = max(before, after)
         return counts
 
-    def _least_probabilities(self) -> dict[int, float]:
+    def _least_probabilities(self, probabilities: dict[int, float]) -> dict[int, float]:
         """For each segment, the least probability of a slot in it."""
         least_of = {}
-        for k, probability in self._segment_probabilities().items():
+        for k, probability in probabilities.items():
             total, least = self.segments[k].mass
             least_of[k] = probability * least / total
         return least_of
