@@ -189,7 +189,10 @@ def final_values(net: PolicyValueNet, data: Trajectory) -> Tensor:
             return one_step(net, final, None, data.first[0])[1]
         # each final observation is evaluated with the recurrent state of its episode
         values: list[Tensor] = []
-        for t, observation in enumerate(torch.split(final, data.truncated.sum(1).tolist())):
+        counts = data.truncated.sum(1).tolist()
+        while not counts[-1]:  # the net need not run to the rollout's end
+            counts.pop()
+        for t, observation in enumerate(torch.split(final, counts)):
             _, _, memory = one_step(net, data.observation[t], memory, data.first[t])
             if memory is not None and len(observation):
                 not_first = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
