@@ -36,7 +36,7 @@ def counts(run: Run, own_batches: int, env_steps_a_batch: int) -> tuple[list[int
     schedules = SharedSchedules(run, [replica])
     for batch in range(1, own_batches + 1):
         replica.clock += 4
-        schedules.follow(batch * env_steps_a_batch)
+        schedules.follow(batch * env_steps_a_batch, replica.clock)
         seen.append(replica.steps_taken())
         own.append(replica.clock)
     return seen, own
@@ -58,6 +58,22 @@ def test_one_that_makes_more_or_fewer_updates_than_planned_follows_the_run(env_s
     assert max(abs(a - b) for a, b in zip(seen, expected, strict=True)) < 0.02 * 4_000
 
 
+def test_in_a_run_that_ends_by_updates_these_count() -> None:
+    """The peer is dead, so after 3,000 updates the env steps are those of 1,500."""
+    seen, own = counts(dataclasses.replace(a_run(), updates=3_000), own_batches=750, env_steps_a_batch=64)
+    assert seen == own
+
+
+def test_in_a_run_that_ends_by_updates_a_count_of_all_is_corrected_by_the_own() -> None:
+    """Hogwild counts its two replicas' updates, and one of them is dead."""
+    run, replica = dataclasses.replace(a_run("hogwild"), updates=3_000), scheduled()
+    schedules = SharedSchedules(run, [replica])
+    for batch in range(1, 751):
+        replica.clock += 4
+        schedules.follow(64 * batch, replica.clock)
+        assert abs(replica.steps_taken() - 2 * replica.clock) < 0.02 * 6_000
+
+
 @pytest.mark.parametrize("name", ["dpsgd", "parameter-server"])
 @pytest.mark.parametrize("env_steps_a_batch", [64, 6 * 64])
 def test_an_estimate_of_all_updates_is_corrected(name: str, env_steps_a_batch: int) -> None:
@@ -68,7 +84,7 @@ def test_an_estimate_of_all_updates_is_corrected(name: str, env_steps_a_batch: i
     schedules = SharedSchedules(run, [replica])
     for batch in range(1, (run.env_steps or 0) // env_steps_a_batch + 1):
         replica.clock += 4
-        schedules.follow(batch * env_steps_a_batch)
+        schedules.follow(batch * env_steps_a_batch, replica.clock)
         made_by_all = batch * env_steps_a_batch * 4 // 64
         assert abs(replica.steps_taken() - made_by_all) < 0.02 * 8_000
 
@@ -92,7 +108,7 @@ def test_one_that_joins_goes_on_as_the_one_that_gave_it_its_state() -> None:
     run, donor, joiner = a_run(), scheduled(), scheduled()
     one, other = SharedSchedules(run, [donor]), SharedSchedules(run, [joiner])
     donor.clock = 2_000
-    one.follow(64 * 1_000 + 64 * 500)
+    one.follow(64 * 1_000 + 64 * 500, donor.clock)
     joiner.clock = donor.clock
     other.load(one.state())
     assert joiner.steps_taken() == donor.steps_taken() == 3_000
@@ -102,7 +118,7 @@ def test_single_replicas_are_left_alone() -> None:
     replica = scheduled()
     schedules = SharedSchedules(a_run(replicas=1), [replica])
     replica.clock = 10
-    schedules.follow(64 * 1_900)
+    schedules.follow(64 * 1_900, replica.clock)
     assert replica.steps_taken() == 10
 
 
@@ -121,7 +137,7 @@ def test_many_batches_after_the_same_env_steps_count_one_by_one(ahead: int) -> N
     for batch in range(3_000):
         replica.clock += 1
         turn = batch // 300 + 1
-        schedules.follow((turn + min(turn + ahead, 10)) * 64)
+        schedules.follow((turn + min(turn + ahead, 10)) * 64, replica.clock)
         assert replica.steps_taken() == batch + 1
 
 
@@ -131,5 +147,5 @@ def test_with_a_dead_peer_a_turn_ends_where_the_run_has_come_to() -> None:
     for turn in range(1, 21):
         for _ in range(300):
             replica.clock += 1
-            schedules.follow(turn * 64)
+            schedules.follow(turn * 64, replica.clock)
         assert replica.steps_taken() == 300 * (turn // 2 if turn > 4 else turn)  # whole turns of both

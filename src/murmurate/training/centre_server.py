@@ -79,7 +79,10 @@ class CentreServer:
         """Between two requests: save, record, send a heartbeat, admit members that were started again."""
         run_state = self.context.run_state
         self.timer.lap("exchange")
-        self.shared_schedules.follow(run_state.total_env_steps())
+        if self.run.strategy.centre_steps:
+            living = [rank for rank in run_state.living() if rank < self.run.replicas]
+            mean_updates = sum(map(run_state.clock, living)) // max(len(living), 1)
+            self.shared_schedules.follow(run_state.total_env_steps(), mean_updates)
         self._save(run_state.checkpoint_requested)
         self._record()
         self.context.between_steps()

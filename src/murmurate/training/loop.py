@@ -240,7 +240,7 @@ class TrainingLoop:
         if not self.synchronous:
             if self.state_transfer is not None:
                 self.state_transfer.serve_request(self._state_to_transfer)
-            self.shared_schedules.follow(total := run_state.total_env_steps())
+            self.shared_schedules.follow(total := run_state.total_env_steps(), self.updates)
             return stop, requested, total
         own_requests = [stop, requested, self.env_steps, run_state.transfer_request]
         answers = self.barrier.gather(torch.tensor(own_requests, dtype=torch.float64))
@@ -248,7 +248,7 @@ class TrainingLoop:
         total = sum(int(a[2]) for a in answers.values()) + sum(run_state.env_steps(r) for r in absent)
         stop = any(bool(a[0]) for a in answers.values())
         requests = stop, min(int(a[1]) for a in answers.values()), total
-        self.shared_schedules.follow(total)
+        self.shared_schedules.follow(total, self.updates)
         transfer = min(int(a[3]) for a in answers.values())
         if (
             self.state_transfer is not None
