@@ -331,6 +331,18 @@ def test_vectors_and_their_ends_are_those_of_the_environment(
     assert not torch.equal(step.observation, start)
 
 
+def test_a_signal_to_all_processes_of_a_job_loses_no_episode(
+    vectors: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A scheduler's SIGTERM, after which a run saves itself with its simulators."""
+    simulators = vectors("works", tmp_path)
+    start = simulators.reset(5).observation
+    os.kill(simulators._process.pid, signal.SIGTERM)
+    step = push(simulators, 0.5, 0.5)
+    assert step.restarts == ()
+    assert torch.equal(step.observation, start + 0.5)
+
+
 def test_a_late_answer_about_states_is_not_taken_for_that_of_the_next_step(
     vectors: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

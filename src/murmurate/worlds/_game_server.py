@@ -14,6 +14,7 @@ import mmap
 import os
 import pickle
 import shutil
+import signal
 import socket
 import struct
 import time
@@ -332,11 +333,7 @@ class _Server:
         return pickle.dumps(messages) if messages else b""
 
     def close(self) -> None:
-        wait([self._pool.submit(self._close_games)], timeout=_CLOSE_SECONDS)
-
-    def _close_games(self) -> None:
-        for slot in self._slots:
-            slot.close()
+        wait([self._pool.submit(lambda: list(map(_Slot.close, self._slots)))], timeout=_CLOSE_SECONDS)
 
     def _call_all(self, call: Callable[[_Slot, Any], Any], values: Sequence[Any]) -> list[Any]:
         """The results of ``call(slot, value)`` for each slot; each idle thread takes the next slot."""
@@ -359,11 +356,14 @@ class _Server:
 
 
 def main() -> None:
+    # A scheduler may send SIGTERM to all processes of a job; the other process ends this one after the last
+    # save. Programs and processes that games start do not inherit this.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     connection = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what games print goes to the log
-    kind, payload = receive(connection)
-    settings: Settings = pickle.loads(payload)
+    settings: Settings = pickle.loads(receive(connection)[1])
     server: _Server | None = None
     code = 0
     os.chdir(settings.folder or ".")
