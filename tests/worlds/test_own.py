@@ -88,6 +88,15 @@ def test_wrappers_are_kept(place: Path) -> None:
     assert steps[-1].episodes[0].episode_return == 15.0
 
 
+def test_a_function_that_gives_the_same_environment_each_time_is_refused() -> None:
+    """Its simulators would step and reset one another's episodes."""
+    cart = CartPoleEnv()
+    one = world_of(lambda: TimeLimit(cart, 6))
+    one.open(1, training=True).close()
+    with pytest.raises(Refusal, match=r"gives the same environment .* each of 2 simulators needs its own"):
+        one.open(2, training=True)
+
+
 @pytest.mark.parametrize(
     "given", ["own_envs.py:make_env", "./own_envs.py:make_env", "own_envs:Outer.Inner", "own_envs:OwnCart-v0"]
 )

@@ -56,6 +56,8 @@ class GymSimulators:
     make: ``make(b)`` returns the environment of simulator ``b``, and the number of steps after which its
     episodes are truncated.
     observe, joint_actions: see ``_spaces.observation_format`` and ``action_format``.
+
+    Raises ``Refusal`` if ``make`` returns one environment for several simulators.
     """
 
     def __init__(
@@ -73,6 +75,11 @@ class GymSimulators:
         self._envs, self._limit = [env for env, _ in envs_and_limits], envs_and_limits[0][1]
         self._first = first
         world_name = name if isinstance(name, str) else name.name
+        if len({id(env.unwrapped) for env in self._envs}) < size:
+            raise errors.Refusal(
+                f"The world {world_name} gives the same environment whenever it is to make one, and each of "
+                f"{size} simulators needs its own. Let its function make a new one each time."
+            )
         observations = observation_format(self._envs[0].observation_space, world_name, observe)
         actions = action_format(self._envs[0].action_space, world_name, joint_actions)
         self.spec = name if isinstance(name, EnvSpec) else spec_of(name, observations, actions)
