@@ -21,12 +21,7 @@ from murmurate.nets.precision import native_bfloat16
 from murmurate.replica.state_dict import fixed_tensors
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.sources.polling import (
-    LONGEST_SECONDS,
-    Backoff,
-    settings_of_learner,
-    use_batch_scheduling,
-)
+from murmurate.sources.polling import LONGEST_SECONDS, settings_of_learner, use_batch_scheduling
 from murmurate.sources.shared_ring import ActorFailure, SharedParameters
 from murmurate.spec import EnvSpec
 from murmurate.worlds.interface import SimulatorWorld
@@ -79,10 +74,7 @@ class ActorAgent:
         self.version = 0
 
     def refresh(self) -> None:
-        """Load the newest parameters if the version has changed; wait for the first version."""
-        backoff = Backoff()
-        while self._parameters.version == 0:
-            backoff.sleep()
+        """Load the newest parameters if the version has changed."""
         if self._parameters.version == self.version:
             return
         tensors = published_tensors(self.agent)
