@@ -152,11 +152,10 @@ class ActorRing:
         """Append a step. Requires ``has_room``."""
         number = int(self._counters[0])
         slot = self._slots[number % SLOTS]
-        behaviour = record.steps.behaviour
-        for name, value in record.steps._replace(behaviour={})._asdict().items():
+        for name, value in record.steps._asdict().items():
             if isinstance(value, Tensor):
                 slot[name].copy_(value)
-        for name, value in behaviour.items():
+        for name, value in record.steps.behaviour.items():
             slot[f"behaviour.{name}"].copy_(value)
         has_values = record.steps.action_value is not None
         header = [
