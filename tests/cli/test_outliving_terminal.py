@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from murmurate.cli.main import main
-from murmurate.cli.terminal import outlive_terminal
+from murmurate.cli.terminal import escape_unknown_letters, outlive_terminal
 
 
 def test_a_closed_terminal_swallows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +30,15 @@ def test_a_closed_terminal_swallows_what_is_printed(monkeypatch: pytest.MonkeyPa
         with pytest.raises(OSError, match="Input/output"):
             plain.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)  # so that closing the stream can flush it
+
+
+def test_letters_that_an_encoding_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding, printed in (("ascii", b"a \\u2014 \\udce9"), ("utf-8", b"a \xe2\x80\x94 \\udce9")):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+        escape_unknown_letters()
+        print("a \N{EM DASH} \udce9", end="", flush=True)
+        assert written.getvalue() == printed
 
 
 def test_what_is_no_terminal_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

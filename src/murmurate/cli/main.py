@@ -23,7 +23,7 @@ from murmurate.cli import (
     tune,
 )
 from murmurate.cli.help import Misused, asks_for_help, show_help
-from murmurate.cli.terminal import outlive_terminal
+from murmurate.cli.terminal import escape_unknown_letters, outlive_terminal
 from murmurate.errors import DISK_FULL, Refusal, RunFailed, cause_of, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:  # called from Python
         return _carry_out(list(arguments))
     signal.signal(signal.SIGTERM, _terminate)
+    escape_unknown_letters()
     outlive_terminal()
     with hangup_terminates():
         return _carry_out(sys.argv[1:])

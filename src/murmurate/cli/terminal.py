@@ -1,4 +1,5 @@
-"""Output that outlives its terminal: a verb that saves after its terminal was closed has to print."""
+"""Output that does not fail: in an encoding without some letters, and where the terminal was closed, since a
+verb that saves after that has to print."""
 
 from __future__ import annotations
 
@@ -19,6 +20,13 @@ class _Terminal(io.FileIO):
             if error.errno != errno.EIO:  # the error of a terminal that was closed
                 raise
             return memoryview(data).nbytes
+
+
+def escape_unknown_letters() -> None:
+    """Make prints escape what the encoding of standard output lacks: a dash in ASCII or Latin-1, or the bytes
+    of a path that is not UTF-8. (Standard error does so by itself.)"""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def outlive_terminal() -> None:
