@@ -1,4 +1,5 @@
-"""``corpus-lda``: the effect of the paper's step sizes, and step sizes that would leave no topics."""
+"""``corpus-lda``: the effect of the paper's step sizes, and step sizes that would leave no topics, or no
+components of ``table-gmm``."""
 
 from __future__ import annotations
 
@@ -82,6 +83,15 @@ def test_steps_after_which_a_topic_could_be_below_zero_are_refused(strategy, rep
         run(strategy, replicas, **model).validate()
     for word in words:
         assert word in str(refused.value)
+
+
+def test_steps_after_which_a_component_could_be_below_zero_are_refused():
+    learner = dataclasses.replace(recipe("table-gmm").learner, step_rule="average", rate=0.2)
+    strategy = DPSGD(threads=1, batch=4)
+    it = dataclasses.replace(recipe("table-gmm"), learner=learner, strategy=strategy, replicas=2)
+    with pytest.raises(Refusal, match=r"0\.5 x 4 x 0\.893"):
+        it.validate()
+    dataclasses.replace(it, strategy=DPSGD(threads=1)).validate()
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class MixtureModel(ConjugateConfig):
 
     @property
     def requires(self) -> Examples:
-        return Examples(self.batch, "rows")
+        return Examples(self.batch, "rows", shrinks=self.eta(0))  # as of a topic model: x has counts
 
     def check(self, columns: int) -> None:
         """Raise ValueError for hyper-parameters out of range."""
