@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import json
 import math
@@ -82,6 +83,22 @@ def test_only_files_that_can_be_seen_are_documents(tmp_path):
     (tmp_path / ".obsidian" / "plugins" / "README.md").write_text("bee\n")
     assert counts(read(tmp_path, tokens=ALL)) == [{"ant": 1}]
     assert list(TextSource(tmp_path, "markdown").names()) == ["page.md"]
+
+
+def test_a_folder_that_may_not_be_listed_is_told(tmp_path, monkeypatch):
+    listed = os.scandir
+
+    def denied(path):
+        if os.path.basename(path) == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return listed(path)
+
+    for name in ("open", "closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "page.txt").write_text("ant\n")
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.warns(UserWarning, match="closed is left out: Permission denied"):
+        assert list(TextSource(tmp_path, "text").names()) == ["open/page.txt"]
 
 
 def test_a_folder_of_markdown(tmp_path):
