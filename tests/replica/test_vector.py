@@ -283,6 +283,24 @@ def test_every_kind_of_weight_resumes_to_the_bit(optimizer, channels_last):
     assert torch.equal(other.params, one.params)
 
 
+def test_a_rate_that_is_a_tensor_keeps_its_schedule_in_a_resume():
+    def make():
+        return Replica(
+            "net",
+            drawn(nn.Linear(2, 1)),
+            lambda p: torch.optim.SGD(p, lr=torch.tensor(0.5)),
+            schedule=halving,
+        )
+
+    one, other = make(), make()
+    for _ in range(3):
+        one.follow(torch.ones(3))
+    other.load(one.state())
+    for replica in (one, other):
+        replica.follow(torch.ones(3))
+    assert torch.equal(other.params, one.params)
+
+
 def test_settings_from_a_file_are_saved_again():
     """In a file the pair of betas is a list."""
     make = functools.partial(Replica, "net", make_optimizer=OPTIMIZERS["adamw"])

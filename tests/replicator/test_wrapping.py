@@ -674,6 +674,26 @@ def test_what_a_scheduler_changes_beside_the_rate_is_saved(optimizer):
     same_bits(alone(lambda loop: script(loop, half))[1], whole)
 
 
+def test_a_rate_that_is_a_tensor_is_saved_by_its_value():
+    """A scheduler writes into the tensor."""
+
+    def script(loop):
+        net = tanh_net()
+        made = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.5, dtype=torch.float64))
+        made = loop.wrap_optimizer(made, net)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
+        rates, saved, of_torch = [], loop.state(), copy.deepcopy(made.state_dict())
+        for load in (lambda: loop.load(saved), lambda: made.load_state_dict(of_torch)):
+            for _ in range(2):  # the second time after what was loaded has changed
+                made.step()
+                scheduler.step()
+                load()
+                rates.append(float(made.param_groups[0]["lr"]))
+        return rates
+
+    assert alone(script) == [0.5] * 4
+
+
 def sgd_alone(loop):
     return script("sgd", loop.wrap_optimizer, loop.inputs(pairs(4)))
 

@@ -37,7 +37,9 @@ def state_of(replica: Replica) -> dict[str, Any]:
         "log_scale": logarithm,
         "optimizer": optimizer,
         "buffers": {name: x.detach().clone() for name, x in fixed_tensors(replica).items()},
-        "learning_rates": [group["lr"] for group in replica.optimizer.param_groups],
+        "learning_rates": [
+            x.item() if torch.is_tensor(x := group["lr"]) else x for group in replica.optimizer.param_groups
+        ],
         # schedulers change others, too: OneCycleLR the momentum, for example
         "settings": [
             {k: x for k, x in group.items() if k != "lr" and isinstance(x, bool | int | float | tuple)}
@@ -81,7 +83,10 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
             x.copy_(state["buffers"][name])
     groups = replica.optimizer.param_groups
     for group, rate in zip(groups, state["learning_rates"], strict=True):
-        group["lr"] = rate
+        if torch.is_tensor(group["lr"]):  # written to, as a scheduler does
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
     for group, settings in zip(groups, state.get("settings", groups), strict=True):
         for key in settings.keys() & group.keys():  # a file has lists in the place of tuples
             group[key] = tuple(settings[key]) if isinstance(settings[key], list) else settings[key]

@@ -136,7 +136,8 @@ class Replica:
         self._optimizer_slices: list[nn.Parameter] = []
         self._make_views()
         self.optimizer = construct(make_optimizer, self._optimizer_input(made_groups))
-        self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
+        # numbers, as a rate may be a tensor, which changes
+        self._initial_lr = [float(group["lr"]) for group in self.optimizer.param_groups]
         disable_rnn_flattening(module)
 
     # -- the vector ---------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ class Replica:
 
     def _rates(self) -> list[float]:
         factor = 1.0 if self.schedule is None else self.schedule(self.steps_taken())
-        return [float(rate) * factor for rate in self._initial_lr]
+        return [rate * factor for rate in self._initial_lr]
 
     def _strategy_step(self) -> Exchange:
         with torch.no_grad():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -272,7 +273,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         replica, stored = self.replica, state_dict["state"]
         initial = functools.cache(lambda: initial_state(replica.optimizer, replica.make_optimizer))
         loaded: dict[str, Any] = {}
-        groups = state_dict["param_groups"]
+        groups = copy.deepcopy(state_dict["param_groups"])  # a rate may be a tensor
         if (counts := self._counts) != [len(g["params"]) for g in groups]:
             raise ValueError(f"the state has groups of other sizes than {counts}: it is of another model")
         for number, (group, own_group) in enumerate(zip(groups, self.optimizer.param_groups, strict=True)):
