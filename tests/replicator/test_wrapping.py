@@ -674,6 +674,26 @@ def test_what_a_scheduler_changes_beside_the_rate_is_saved(optimizer):
     same_bits(alone(lambda loop: script(loop, half))[1], whole)
 
 
+def test_loading_an_optimizers_state_leaves_the_parameters_to_others():
+    """Under hogwild another replica may step meanwhile."""
+
+    def script(loop):
+        optimizer = loop.wrap_optimizer(torch.optim.Adam(tanh_net().parameters()))
+        saved, replica = optimizer.state_dict(), optimizer.replica
+        before, read_state = replica.params.detach().clone(), replica.state
+
+        def state_before_a_step():
+            state = read_state()
+            replica.params.detach().add_(1.0)
+            return state
+
+        replica.state = state_before_a_step
+        optimizer.load_state_dict(saved)
+        return replica.params.detach() - before
+
+    assert bool((alone(script) > 0.5).all())
+
+
 def test_a_rate_that_is_a_tensor_is_saved_by_its_value():
     """A scheduler writes into the tensor."""
 

@@ -289,7 +289,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
                     else:
                         loaded[f"{number}.{key}"] = value
         rates = [g["lr"] for g in self.optimizer.param_groups]
-        replica.load(replica.state() | {"optimizer": loaded, "learning_rates": rates})
+        # without the parameters, which other replicas may be writing to
+        replica.load(replica.state() | {"params": None, "optimizer": loaded, "learning_rates": rates})
 
 
 def _owners(module: nn.Module) -> dict[int, tuple[Mapping[str, Any], str]]:
