@@ -186,6 +186,18 @@ def test_measuring_a_step_tells_how_far_it_went_and_along_what():
     assert replica.update_norm.item() == pytest.approx(2.5)  # not asked again
 
 
+def test_a_plain_step_is_measured_once_too():
+    def exchange(replica):
+        replica.step_plainly()
+        return Exchange(0, 1, 1)
+
+    replica = Replica("net", nn.Linear(1, 1), sgd)
+    replica.exchange, replica.measure = exchange, True
+    for gradient in ([3.0, 4.0], [0.0, 1.0]):
+        replica.follow(torch.tensor(gradient))
+    assert replica.own_gradient.tolist() == [3.0, 4.0]
+
+
 def test_alone_a_replica_agrees_with_itself_at_every_step():
     replica = Replica("net", nn.Linear(1, 1), sgd)
     assert replica.follow(torch.zeros(2)) == Exchange(1, 1, 0)

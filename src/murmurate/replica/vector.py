@@ -341,6 +341,7 @@ class Replica:
     def tick(self) -> None:
         """Count an update that was made without ``update``."""
         self._set_rates()  # for those who record them
+        self.measure = False
         self.clock += 1
 
     def steps_taken(self) -> int:
