@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from murmurate.strategies import strategies
 from murmurate.strategies.dpsgd.master import Master
 from murmurate.strategies.interface import Strategy
 from murmurate.training import checkpoint
+from murmurate.training.loop import TrainingLoop
 from murmurate.training.run import Run
+from murmurate.training.worker_context import Restored, Resume
 from short_runs import altered, resume, train
 
 
@@ -244,6 +247,29 @@ def test_a_resume_counts_each_episode_once(tmp_path: Path) -> None:
     # were those of the first part counted twice, a hundred would be reached at once
     finish = resume(folder, lambda run: dataclasses.replace(run, updates=21, stop_at_return=5.0))
     assert finish.summary["stopped_because"] == ""
+
+
+def test_what_a_replica_resumes_from_is_released_before_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(short("solo", updates=2), tmp_path / "run")
+    read, run_to_end = Resume.part, TrainingLoop.run_to_end
+    references: list[weakref.ref[Restored]] = []
+    alive: list[Restored | None] = []
+
+    def noted(resumed: Resume, rank: int) -> Restored:
+        restored = read(resumed, rank)
+        references.append(weakref.ref(restored))
+        return restored
+
+    def checked(loop: TrainingLoop) -> None:
+        alive.extend(reference() for reference in references)
+        run_to_end(loop)
+
+    monkeypatch.setattr(Resume, "part", noted)
+    monkeypatch.setattr(TrainingLoop, "run_to_end", checked)
+    resume(tmp_path / "run", lambda run: dataclasses.replace(run, updates=3))
+    assert alive == [None]
 
 
 def test_all_roles_are_this_process(tmp_path: Path) -> None:

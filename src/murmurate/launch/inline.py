@@ -61,10 +61,16 @@ class Inline(Launcher):
         poll = _every(_POLL_STEPS, coordinator.poll)
 
         def role(rank: int, member_fabric: Fabric) -> None:
-            restored = None if resume is None else resume.part(rank)
-            offset = coordinator.seconds_before
             context = WorkerContext(
-                rank, member_fabric, run_state, folder, started_at, offset, restored, between_steps=poll
+                rank,
+                member_fabric,
+                run_state,
+                folder,
+                started_at,
+                coordinator.seconds_before,
+                # in no variable, as the loop releases it: it may hold a replay
+                None if resume is None else resume.part(rank),
+                between_steps=poll,
             )
             # as in a worker's own process: how sums are rounded depends on the number of threads
             fix_arithmetic(run.placement.threads)
