@@ -311,6 +311,17 @@ def test_settings_from_a_file_are_saved_again():
     assert other.state()["settings"][0]["betas"] == (0.8, 0.9)
 
 
+def test_the_implementation_of_an_optimizer_is_not_that_of_the_saved_one():
+    """It may need a device that is not here."""
+    replica = Replica("net", drawn(nn.Linear(2, 1)), torch.optim.Adam)
+    kept = replica.state()
+    kept["settings"][0] |= {"capturable": True, "eps": 1e-3}
+    replica.load(kept)
+    replica.follow(torch.ones(3))
+    (group,) = replica.optimizer.param_groups
+    assert (group["capturable"], group["eps"]) == (False, 1e-3)
+
+
 def test_a_foreign_checkpoint_is_refused_by_the_parameters_name_and_changes_nothing():
     kept = Replica("net", nn.Sequential(nn.Linear(2, 3)), sgd).state()
     replica = Replica("net", drawn(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))), sgd)

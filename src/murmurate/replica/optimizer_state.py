@@ -12,6 +12,8 @@ from torch import nn
 
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
 
+# settings that choose an implementation, and may depend on the device
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 # initial values that are neither zero nor set by the optimizer's constructor (NAdam)
 _INITIAL = {"mu_product": 1.0}
 

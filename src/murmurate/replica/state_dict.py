@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.replica.layout import view
-from murmurate.replica.optimizer_state import entries, initial_state, materialise
+from murmurate.replica.optimizer_state import IMPLEMENTATION, entries, initial_state, materialise
 
 if TYPE_CHECKING:
     from murmurate.replica.vector import Replica
@@ -88,7 +88,8 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
         else:
             group["lr"] = rate
     for group, settings in zip(groups, state.get("settings", groups), strict=True):
-        for key in settings.keys() & group.keys():  # a file has lists in the place of tuples
+        # a file has lists in the place of tuples
+        for key in (settings.keys() & group.keys()).difference(IMPLEMENTATION):
             group[key] = tuple(settings[key]) if isinstance(settings[key], list) else settings[key]
     replica.clock = int(state["clock"])
     replica.reload()

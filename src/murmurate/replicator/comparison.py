@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
+from murmurate.replica.optimizer_state import IMPLEMENTATION
 from murmurate.replica.vector import Replica
 from murmurate.replicator.gather import TensorExchange
-
-# arguments of optimizers that choose an implementation, and may depend on the device
-_IMPLEMENTATION = ("params", "foreach", "fused", "capturable", "differentiable")
 
 
 def require_equal(
@@ -42,7 +40,8 @@ def require_equal_optimizers(exchange: TensorExchange, replica: Replica, strateg
     """Raise Refusal if the members' optimizers of ``replica`` differ in class or hyper-parameters."""
     own = {"the class": type(replica.optimizer).__name__, "clip": repr(replica.clip)}
     for number, group in enumerate(replica.optimizer.param_groups):
-        own |= {f"{k} of group {number}": _in_words(v) for k, v in group.items() if k not in _IMPLEMENTATION}
+        settings = {k: v for k, v in group.items() if k not in ("params", *IMPLEMENTATION)}
+        own |= {f"{k} of group {number}": _in_words(v) for k, v in settings.items()}
     require_equal(
         exchange,
         f"the optimizers of '{replica.name}'",
