@@ -11,12 +11,13 @@ which is renamed to ``last`` when complete.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,24 +43,26 @@ def write_part(
     The write is atomic: if this process is killed, the part does not appear. Raises RunFailed when the disk
     is full.
     """
+    # the list is read once, as there may be hundreds of chunks
+    link = functools.partial(_link_unchanged, _listed(staging.parent / "last"))
     try:
         staging.mkdir(exist_ok=True)
         for name, replay in (replays or {}).items():
             stem = f"replay-{rank}" if name == "replay" else f"replay.{name}-{rank}"
-            part_file.write(staging, stem, replay, _link_unchanged)
-        part_file.write(staging, f"replica-{rank}", state, _link_unchanged)
+            part_file.write(staging, stem, replay, link)
+        part_file.write(staging, f"replica-{rank}", state, link)
     except (OSError, SafetensorError) as error:
         raise disk_failure(staging, error) from error
 
 
-def _link_unchanged(path: Path) -> bool:
-    """Link a chunk of the checkpoint ``last`` into a staging folder; returns False if that fails."""
-    last = path.parent.parent / "last"
+def _link_unchanged(listed: Container[str], path: Path) -> bool:
+    """Link a chunk of the checkpoint ``last``, which has the files ``listed``, into a staging folder; returns
+    False if that fails."""
+    if path.name not in listed:
+        return False
     try:
-        if path.name not in _listed(last):
-            return False
-        os.link(last / path.name, path)
-    except OSError:  # no such chunk, or a file system without hard links
+        os.link(path.parent.parent / "last" / path.name, path)
+    except OSError:  # another ``last`` by now, without this chunk; or a file system without hard links
         return False
     return True
 
