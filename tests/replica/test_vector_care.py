@@ -147,6 +147,14 @@ def test_follow_wants_the_vectors_shape():
 # -- update -----------------------------------------------------------------------------------------
 
 
+def test_follow_keeps_no_graph_of_the_gradient():
+    """One by ``create_graph=True`` has a graph, with all activations in it."""
+    replica = Replica("net", nn.Linear(1, 1), sgd)
+    replica.follow(torch.ones(2, requires_grad=True) * 2)
+    assert replica.grad.tolist() == [2.0, 2.0]
+    assert not replica.grad.requires_grad
+
+
 def test_clipping_uses_the_norm_of_the_whole_vector_as_torch_does():
     net = nn.Linear(2, 1)
     replica = Replica("net", net, lambda p: torch.optim.SGD(p, lr=1.0), clip=1.0)

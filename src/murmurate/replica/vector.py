@@ -285,7 +285,7 @@ class Replica:
         self._fold_scale()
         if gradient.shape != self._storage_grad.shape:
             raise ValueError(f"the gradient has shape {tuple(gradient.shape)}, the vector ({len(self)},)")
-        self._storage_grad.copy_(gradient)
+        self._storage_grad.copy_(gradient.detach())
         return self._strategy_step()
 
     @property
