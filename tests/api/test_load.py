@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -606,6 +607,21 @@ def test_the_callers_number_of_torch_threads_is_kept(trained: MakeModel, tmp_pat
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_denormals_count_for_the_caller_after_a_run_that_flushed_them(tmp_path: Path) -> None:
+    torch.set_flush_denormal(False)  # another test may have left it on
+    options: dict[str, Any] = {"updates": 2, "eval_episodes": 1, "quiet": True}
+    murmurate.train("cartpole-a2c", launcher="inline", out=tmp_path / "run", **options)
+    assert sys.float_info.min / 2 > 0.0
+    murmurate.simulate("cartpole-a2c", out=tmp_path / "simulated", **options)
+    assert sys.float_info.min / 2 > 0.0
+    torch.set_flush_denormal(True)
+    try:
+        murmurate.load(tmp_path / "run")
+        assert sys.float_info.min / 2 == 0.0
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_initial_values_with_another_normalization_say_so(trained: MakeModel, tmp_path: Path) -> None:
