@@ -20,7 +20,8 @@ from murmurate.evaluation import games
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.recipes import recipe
+from murmurate.launch.inline import Inline
+from murmurate.recipes import recipe, stored
 from murmurate.record.reader import read_metrics
 from murmurate.record.runs import open_run
 from murmurate.replica.vector import Replica
@@ -47,6 +48,22 @@ def test_a_refusal_after_the_run_began_takes_nothing_back(
     with pytest.raises(RunFailed, match=r"cannot be read\. The checkpoint at .* is kept"):
         train(run, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
+
+
+def test_ranks_that_are_started_again_delete_no_checkpoint_that_is_damaged(tmp_path: Path) -> None:
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
+    train(run, folder := tmp_path / "run")
+    for part in folder.glob("checkpoints/*/replica-0.safetensors"):
+        part.write_bytes(b"bad")
+    before = content(folder)
+
+    class Restarted(Inline):
+        def adopt(self) -> Any:
+            return SimpleNamespace(leads=True, earlier_folder=lambda: folder, refuse=lambda: None)
+
+    with pytest.raises(Refusal, match="is corrupt or missing"):
+        session.train(run, tmp_path / "other", Restarted(), stored)
+    assert content(folder) == before
 
 
 def test_a_signal_before_the_run_begins_leaves_no_folder(

@@ -24,6 +24,7 @@ from murmurate.training import checkpoint, run_folder
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_ignored, signals_restored
 from murmurate.training.launcher import Launcher, Ranks
+from murmurate.training.manifest import MANIFEST_NAME
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
 from murmurate.training.place import FolderGone, FollowedFolder
@@ -42,6 +43,7 @@ from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume, parts_to_resume
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
+_CHECKPOINTS = ("last", "previous")  # those from which a run can be resumed
 
 
 @dataclasses.dataclass
@@ -91,9 +93,8 @@ def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run
         earlier_folder = ranks.earlier_folder()
         if earlier_folder is None:
             return _begin(run, folder, launcher, ranks)
-        if any(
-            checkpoint.damage(earlier_folder / "checkpoints" / name) is None for name in ("last", "previous")
-        ):
+        # also if they are damaged: a resume may still find enough, and deletes nothing
+        if any((earlier_folder / "checkpoints" / name / MANIFEST_NAME).exists() for name in _CHECKPOINTS):
             finish = resume(earlier_folder, lambda name: launcher, read, lambda _: run)
         else:
             unclaim(earlier_folder, existed=True)
