@@ -24,6 +24,7 @@ from launch.test_inline import params
 from launch.test_torchrun import _SHORT, alone, same
 from murmurate.errors import MissingExtra
 from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.spawn import LEFT, Exit
 from murmurate.launch import launcher, ray_cluster
 from murmurate.launch.ray import RayJob
 from murmurate.recipes import recipe
@@ -84,6 +85,22 @@ def test_a_member_that_dies_is_replaced_unless_the_run_is_over(case: str, replac
     run_state.mark_dead(victim)
     job._replace(victim)
     assert list(job.replacements) == [victim] * replaced
+
+
+def test_a_replica_that_lost_one_of_its_parts_is_replaced() -> None:
+    job = RayJob.__new__(RayJob)
+    killed: list[Any] = []
+    died: list[Any] = []
+    replaced: list[int] = []
+    job.ray = SimpleNamespace(get=lambda end: end, kill=killed.append)
+    job.actors, job.workers = {1: "actor"}, {1: "worker"}  # type: ignore[dict-item]
+    coordinator: Any = SimpleNamespace(died=lambda *told: died.append(told))
+    job.coordinator = coordinator
+    job._replace = replaced.append  # type: ignore[method-assign]
+    job._handle_end(1, Exit(LEFT, "part 1 died"))
+    assert (killed, died, replaced) == (["actor"], [(1, "part 1 died")], [1])
+    assert not job.actors
+    assert not job.workers
 
 
 def test_actors_that_are_starting_are_asked_for_the_memory_of_the_new_epoch() -> None:

@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.fabric.processes.spawn import FINISHED, REFUSED
+from murmurate.fabric.processes.spawn import FINISHED, LEFT, REFUSED
 from murmurate.launch import shutdown
 from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import lend
@@ -223,9 +223,7 @@ class RayJob:
         try:
             end = self.ray.get(reference)
         except self.ray.exceptions.RayActorError as error:
-            del self.actors[rank], self.workers[rank]
-            self.coordinator.died(rank, first_line(error))
-            self._replace(rank)
+            self._died(rank, first_line(error))
             return
         except self.ray.exceptions.RayError as error:
             raise self.coordinator.failed(rank, first_line(error)) from error
@@ -233,8 +231,16 @@ class RayJob:
             worker = self.workers[rank]
             elsewhere = worker.process.host != self.spec.leader.host
             raise Refusal(f"on {worker.name}: " * elsewhere + end.error)  # which speaks of "this host"
-        if end.how != FINISHED:
+        if end.how == LEFT:  # as another part of its replica was lost
+            self.ray.kill(self.actors[rank])
+            self._died(rank, end.error)
+        elif end.how != FINISHED:
             raise self.coordinator.failed(rank, end.error)
+
+    def _died(self, rank: int, how: str) -> None:
+        del self.actors[rank], self.workers[rank]
+        self.coordinator.died(rank, how)
+        self._replace(rank)
 
     def _replace(self, rank: int) -> None:
         """Request another actor for ``rank`` from Ray; not for a centre, whose state no peer has."""
