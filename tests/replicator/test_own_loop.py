@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -297,6 +299,22 @@ def test_one_shard_is_clipped_too():
     expected, norms, _ = alone(on_one)
     torch.testing.assert_close(everything[0], expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.stack(everything[1]), torch.stack(norms), rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_over_devices_may_be_cleared():
+    """Also so that torch gives parameters new ones."""
+
+    def script(loop, clears):
+        net = deep()
+        lockstep = loop.replicate_over_devices("net", net, adam, placed=halves)
+        for x, y in pairs(3):
+            lockstep.descend(F.mse_loss(net(x), y))
+            if clears:
+                net.zero_grad()
+        return [p.detach().clone() for p in net.parameters()]
+
+    cleared, expected = (alone(functools.partial(script, clears=c), **TWO) for c in (True, False))
+    torch.testing.assert_close(cleared, expected, rtol=0, atol=0)
 
 
 def test_a_step_that_fails_in_one_shard_changes_none_and_the_next_works():

@@ -6,7 +6,7 @@ The module's parameters are views into the vector, which is the single parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -256,18 +256,21 @@ class Replica:
                 "parameters: call replica.scale.fold() before computing a loss."
             )
         # autograd.grad, because backward accumulates: clear, add and copy are three passes instead of one
-        gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
+        self.write_gradients(torch.autograd.grad(loss, self.own_parameters(), allow_unused=True))
+        return self._strategy_step()
+
+    @torch.no_grad()
+    def write_gradients(self, gradients: Iterable[Tensor | None]) -> None:
+        """Make those of the own parameters, in their order, the gradient ``grad``; None stands for zeros."""
         if not self._checked:
             self.check()
             refuse_late_hooks(self.slices)
             self._checked = True
-        with torch.no_grad():
-            for target, gradient in zip(self._gradient_views, gradients, strict=True):
-                if gradient is None:
-                    target.zero_()
-                else:
-                    target.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-        return self._strategy_step()
+        for target, gradient in zip(self._gradient_views, gradients, strict=True):
+            if gradient is None:
+                target.zero_()
+            else:
+                target.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
 
     def follow(self, gradient: Tensor | Rows) -> Exchange:
         """Make one strategy step along a closed-form ``gradient``: [N], or row-sparse (a few rows of it).
@@ -329,10 +332,8 @@ class Replica:
         self.clock += 1
 
     def step_plainly(self) -> None:
-        """Make one step of plain SGD at the current learning rates, without clipping or optimizer state.
-
-        For clients of a parameter server between two pulls. Counts as an update.
-        """
+        """Make one step of plain SGD at the current learning rates, without clipping or optimizer state; it
+        counts as an update. For clients of a parameter server between two pulls."""
         for ends, lr, own in zip(self.group_bounds, self._rates(), self.optimizer.param_groups, strict=True):
             sign, part = 1 if own.get("maximize") else -1, slice(*ends)
             self._storage[part].add_(self._storage_grad[part], alpha=sign * lr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,12 +60,10 @@ class ModelParallelReplica:
     def descend(self, loss: Tensor) -> Exchange:
         """As ``Replica.descend``, for the parameters of all shards. Raises NotFinite before any change."""
         check_loss(loss, self.name, self.clock)
+        parameters = [p for shard in self.shards for p in shard.own_parameters()]
+        gradients = iter(torch.autograd.grad(loss, parameters, allow_unused=True))
         for shard in self.shards:
-            shard.grad.zero_()
-        loss.backward(inputs=[p for s in self.shards for p in s.own_parameters()])  # type: ignore[no-untyped-call]
-        if self.clock == 0:
-            for shard in self.shards:
-                shard.check()
+            shard.write_gradients(itertools.islice(gradients, len(shard.slices)))
         return self.follow([shard.grad for shard in self.shards])
 
     def follow(self, gradients: Sequence[Tensor]) -> Exchange:
