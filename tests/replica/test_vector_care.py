@@ -80,6 +80,23 @@ def test_check_finds_an_optimizer_that_lost_its_gradient(grouped):
         replica.check()
 
 
+@pytest.mark.parametrize(
+    ("shape_aware", "clear", "words"),
+    [
+        (False, lambda r: r.optimizer.zero_grad(), "the optimizer of replica 'net' lost its gradient"),
+        (True, lambda r: r.module.zero_grad(), "the gradient of parameter 'weight' is no longer a view"),
+    ],
+)
+def test_gradients_that_were_cleared_between_two_steps_are_found(shape_aware, clear, words):
+    """The optimizer would leave the parameters as they are."""
+    net = drawn(nn.Linear(2, 1))
+    replica = Replica("net", net, sgd, shape_aware=shape_aware)
+    replica.descend(net(torch.ones(1, 2)).sum())
+    clear(replica)
+    with pytest.raises(RuntimeError, match=words):
+        replica.descend(net(torch.ones(1, 2)).sum())
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_check_finds_a_vector_that_was_exchanged_for_another(grouped):
     """What a strategy must not do: then the module no longer sees what it agreed on."""

@@ -222,10 +222,8 @@ class Replica:
                         state[key] = optimizer_state(f"{index}.{key}", value)
 
     def check(self) -> None:
-        """Raise RuntimeError, naming the parameter, if one is no longer a view into the vector.
-
-        Usual causes are ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning a parameter.
-        """
+        """Raise RuntimeError, naming the parameter, if one is no longer a view into the vector. Usual causes:
+        ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning a parameter."""
         if place_of(self.params) != place_of(self._storage):
             raise RuntimeError(
                 f"replica '{self.name}' has two vectors, because params was given other memory. Write to it "
@@ -325,6 +323,8 @@ class Replica:
             if self.clip is not None:
                 self.gradient_norm = clip_(self._storage_grad, self.clip, self.name, self.clock)
             self._set_rates()
+            if any(p.grad is None for group in self.optimizer.param_groups for p in group["params"]):
+                self.check()  # it raises, as the optimizer would leave these as they are
             make_step(self.optimizer)
         if before is not None:
             self.update_norm = torch.linalg.vector_norm(self.values() - before)
