@@ -82,11 +82,12 @@ class FusedStep(torch.autograd.Function):
         ctx.gradient = torch.empty_like(tensors[0])
         grid, size = gpu.block(count, _ROWS)
         width = 1 << (actions - 1).bit_length()
-        # without fused multiply-add, so that every operation rounds as in torch
-        _step[grid](
-            *tensors, error, loss, ctx.gradient, count, actions,
-            WIDTH=width, BLOCK=size, enable_fp_fusion=False,
-        )  # fmt: skip
+        with gpu.on(q_tm1.device):
+            # without fused multiply-add, so that every operation rounds as in torch
+            _step[grid](
+                *tensors, error, loss, ctx.gradient, count, actions,
+                WIDTH=width, BLOCK=size, enable_fp_fusion=False,
+            )  # fmt: skip
         ctx.mark_non_differentiable(error)
         return loss.sum(), error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -32,6 +33,12 @@ def why_not(device: torch.device) -> str:
     if device.type == "cpu" and not interpreted():
         return "Triton's kernels run on CUDA devices; on a CPU its interpreter does, with TRITON_INTERPRET=1"
     return ""
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Within this context kernels run on ``device``: Triton launches them on torch's current device, wherever
+    their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def block(count: int, size: int) -> tuple[tuple[int], int]:

@@ -30,4 +30,5 @@ def gather(frames: Tensor, first: Tensor, out: Tensor) -> None:
         return
     window_bytes = out[0].numel()
     (blocks,), block_bytes = gpu.block(window_bytes, _PROGRAM_BYTES)
-    _gather[(len(out), blocks)](frames, first, out, frames[0].numel(), window_bytes, BLOCK=block_bytes)
+    with gpu.on(out.device):
+        _gather[(len(out), blocks)](frames, first, out, frames[0].numel(), window_bytes, BLOCK=block_bytes)

@@ -221,31 +221,32 @@ class TritonTree(SeededTree):
         grid, size = gpu.block(count, _BLOCK)
         ticket = self._ticket
         self._ticket += count + 1
-        _elect[grid](index, priority, self._owner, self._wrong, ticket, count, self.capacity, BLOCK=size)
-        wrong = int(self._wrong)
-        if wrong > ticket:
-            raise wrong_priority(index, priority, ticket + count - wrong, self.capacity)
-        _write[grid](index, priority, self._owner, self._leaves, ticket, count, BLOCK=size)
-        self._root = None
-        below, lows_below, leaves_each = self._leaves, self._leaves, self.fan_out
-        for level, (sums, lows) in enumerate(zip(self._sums, self._lows, strict=True)):
-            nodes = -(-self.capacity // leaves_each)
-            all_nodes = nodes <= count
-            grid, size = gpu.block(min(nodes, count), _BLOCK)
-            _refresh[grid](
-                index,
-                below,
-                lows_below,
-                sums,
-                lows,
-                min(nodes, count),
-                leaves_each,
-                ALL=all_nodes,
-                LEAVES=level == 0,
-                FAN_OUT=self.fan_out,
-                BLOCK=size,
-            )
-            below, lows_below, leaves_each = sums, lows, leaves_each * self.fan_out
+        with gpu.on(self._device):
+            _elect[grid](index, priority, self._owner, self._wrong, ticket, count, self.capacity, BLOCK=size)
+            wrong = int(self._wrong)
+            if wrong > ticket:
+                raise wrong_priority(index, priority, ticket + count - wrong, self.capacity)
+            _write[grid](index, priority, self._owner, self._leaves, ticket, count, BLOCK=size)
+            self._root = None
+            below, lows_below, leaves_each = self._leaves, self._leaves, self.fan_out
+            for level, (sums, lows) in enumerate(zip(self._sums, self._lows, strict=True)):
+                nodes = -(-self.capacity // leaves_each)
+                all_nodes = nodes <= count
+                grid, size = gpu.block(min(nodes, count), _BLOCK)
+                _refresh[grid](
+                    index,
+                    below,
+                    lows_below,
+                    sums,
+                    lows,
+                    min(nodes, count),
+                    leaves_each,
+                    ALL=all_nodes,
+                    LEAVES=level == 0,
+                    FAN_OUT=self.fan_out,
+                    BLOCK=size,
+                )
+                below, lows_below, leaves_each = sums, lows, leaves_each * self.fan_out
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
         return super().update(index, error.to(self._device), alpha, epsilon)
@@ -259,17 +260,18 @@ class TritonTree(SeededTree):
         index = torch.empty(len(rest), dtype=torch.int64, device=self._device)
         if len(rest):
             grid, size = gpu.block(len(rest), _BLOCK)
-            _find[grid](
-                rest,
-                len(rest),
-                self._all_sums,
-                self._leaves,
-                self._starts,
-                index,
-                **self._search,
-                BLOCK=size,
-                enable_fp_fusion=False,
-            )
+            with gpu.on(self._device):
+                _find[grid](
+                    rest,
+                    len(rest),
+                    self._all_sums,
+                    self._leaves,
+                    self._starts,
+                    index,
+                    **self._search,
+                    BLOCK=size,
+                    enable_fp_fusion=False,
+                )
         return index if out is None else out.copy_(index)
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
@@ -282,20 +284,21 @@ class TritonTree(SeededTree):
         if count:
             grid, size = gpu.block(count, _BLOCK)
             # a fused multiply and subtract would round the mass differently from ``_torch_tree``
-            _sample[grid](
-                key,
-                first,
-                count,
-                float(beta),
-                self._all_sums,
-                self._all_lows,
-                self._leaves,
-                self._starts,
-                index,
-                weight,
-                STRATIFIED=stratified,
-                **self._search,
-                BLOCK=size,
-                enable_fp_fusion=False,
-            )
+            with gpu.on(self._device):
+                _sample[grid](
+                    key,
+                    first,
+                    count,
+                    float(beta),
+                    self._all_sums,
+                    self._all_lows,
+                    self._leaves,
+                    self._starts,
+                    index,
+                    weight,
+                    STRATIFIED=stratified,
+                    **self._search,
+                    BLOCK=size,
+                    enable_fp_fusion=False,
+                )
         return Draw(index, weight).copied_into(out)
