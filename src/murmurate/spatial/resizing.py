@@ -151,10 +151,12 @@ def mapped(x: SpatialTensor, rows: Taps, columns: Taps, outputs: Layout) -> Spat
 
 def _along(x: Tensor, dim: int, taps: Taps) -> Tensor:
     """The weighted sums over ``taps`` along ``dim``."""
+    # compared in host memory: on a GPU the comparison would wait for the device
+    if taps.weights is None and torch.equal(taps.pixels[0], torch.arange(x.shape[dim])):
+        return x
     pixels = taps.pixels.to(x.device)
     if taps.weights is None:
-        all_in_order = torch.arange(x.shape[dim], device=x.device)
-        return x if torch.equal(pixels[0], all_in_order) else x.index_select(dim, pixels[0])
+        return x.index_select(dim, pixels[0])
     weights = taps.weights.to(x.device, x.dtype)
     if dim == -2:
         weights = weights[..., None]
