@@ -325,6 +325,12 @@ REFUSED = {
     "interpolate with mode bilinear and antialias": lambda x: functional.interpolate(
         x, (5, 5), mode="bilinear", antialias=True
     ),
+    "interpolate with mode bilinear of torch.uint8": lambda x: functional.interpolate(
+        x.to(torch.uint8), (5, 5), mode="bilinear"
+    ),
+    "adaptive_avg_pool2d of torch.int64": lambda x: functional.interpolate(
+        x.to(torch.int64), (5, 5), mode="area"
+    ),
     "pad with mode circular that crops one side": lambda x: functional.pad(x, (2, -1), mode="circular"),
     "a loss with size_average has no form": lambda x: functional.cross_entropy(
         x, image(3, 11, 9).gt(0).long(), size_average=False

@@ -104,6 +104,8 @@ def _counts(axis: Sliding, outputs: Interval, size: int, include_padding: bool) 
 def adaptive_avg_pool2d(x: SpatialTensor, output_size: Any) -> SpatialTensor | Tensor:
     """``torch.nn.functional.adaptive_avg_pool2d``. With more parts than outputs along an axis, the result is
     an ordinary tensor, whole on every part."""
+    if not x.dtype.is_floating_point:
+        raise refuse(x, f"adaptive_avg_pool2d of {x.dtype}")
     sizes = _output_sizes(x, output_size)
     bins = [_bins(size, count) for size, count in zip(x.arrangement.sizes, sizes, strict=True)]
     if any(count < parts for count, parts in zip(sizes, x.parts.grid, strict=True)):

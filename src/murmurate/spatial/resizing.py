@@ -48,6 +48,8 @@ def interpolate(
     times = _whole_factors(x.arrangement.sizes, sizes, factors, mode)
     if times is not None and not align_corners:
         return _enlarged(x, times, mode)
+    if not (mode.startswith("nearest") or x.dtype.is_floating_point):
+        raise refuse(x, f"interpolate with mode {mode} of {x.dtype}")
     taps = []
     for old, new, factor in zip(x.arrangement.sizes, sizes, factors, strict=True):
         outputs = torch.arange(new, dtype=torch.float64)
