@@ -8,7 +8,6 @@ import dataclasses
 import math
 import os
 import re
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
+from murmurate.training.run_folder import new_folder
 from murmurate.training.session import Finish, train
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
@@ -102,7 +102,7 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, 
     if (ranks := engine.dictated_replicas()) is not None:
         run = change(dataclasses.replace(base, replicas=ranks), _with_full_names(rest), verb)
     _warn_of_left_out(cast(CorpusWorld, run.world))
-    folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = options.out or new_folder("topics")
     if options.passes is not None or not ends:
         passes = default_passes(run) if options.passes is None else options.passes
         run = dataclasses.replace(run, env_steps=max(1, round(passes * run.world.spec().examples)))
