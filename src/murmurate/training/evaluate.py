@@ -140,7 +140,7 @@ def write_picture(run: Run, folder: Path) -> None:
     """Write a strip of pictures of one game for the report, if the world can be drawn on this host, and the
     folder can be written."""
     checkpoint_folder = folder / "checkpoints" / "last"
-    if checkpoint.damage(checkpoint_folder) is None:
+    if checkpoint.damage(checkpoint_folder, replays=False) is None:
         with contextlib.suppress(Refusal, RunFailed, OSError):
             if (frames := film(run, checkpoint_folder)) is not None:
                 write_strip(frames, folder / "videos" / "frames.png")

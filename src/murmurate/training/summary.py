@@ -101,7 +101,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
             "bytes_exchanged", "refused", "best_eval_return_mean", "resume_exact",
         )
     )  # fmt: skip
-    if checkpoint.damage(last) is not None:
+    if checkpoint.damage(last, replays=False) is not None:
         return empty
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
