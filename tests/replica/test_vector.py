@@ -311,6 +311,14 @@ def test_settings_from_a_file_are_saved_again():
     assert other.state()["settings"][0]["betas"] == (0.8, 0.9)
 
 
+def test_a_checkpoint_without_settings_leaves_the_optimizer_its_parameters():
+    replica = Replica("net", drawn(nn.Linear(2, 1)), OPTIMIZERS["adamw"])
+    kept = replica.state()
+    replica.load({k: x for k, x in kept.items() if k != "settings"})
+    assert replica.optimizer.param_groups[0]["params"] == [replica.params]
+    assert replica.state()["settings"] == kept["settings"]
+
+
 def test_the_implementation_of_an_optimizer_is_not_that_of_the_saved_one():
     """It may need a device that is not here."""
     replica = Replica("net", drawn(nn.Linear(2, 1)), torch.optim.Adam)

@@ -87,7 +87,8 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-    for group, settings in zip(groups, state.get("settings", groups), strict=True):
+    # older checkpoints have no settings
+    for group, settings in zip(groups, state.get("settings", [{}] * len(groups)), strict=True):
         # a file has lists in the place of tuples
         for key in (settings.keys() & group.keys()).difference(IMPLEMENTATION):
             group[key] = tuple(settings[key]) if isinstance(settings[key], list) else settings[key]
