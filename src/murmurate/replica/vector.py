@@ -332,8 +332,8 @@ class Replica:
         self.clock += 1
 
     def step_plainly(self) -> None:
-        """Make one step of plain SGD at the current learning rates, without clipping or optimizer state; it
-        counts as an update. For clients of a parameter server between two pulls."""
+        """Make one step of plain SGD, without clipping or optimizer state, for clients of a parameter server
+        between two pulls; it counts as an update."""
         for ends, lr, own in zip(self.group_bounds, self._rates(), self.optimizer.param_groups, strict=True):
             sign, part = 1 if own.get("maximize") else -1, slice(*ends)
             self._storage[part].add_(self._storage_grad[part], alpha=sign * lr)
@@ -350,8 +350,7 @@ class Replica:
         return self._count()
 
     def count_steps_by(self, count: Callable[[], int]) -> Callable[[], int]:
-        """Make schedules follow ``count()``, for example the updates of all replicas; returns what they
-        followed before."""
+        """Make schedules follow ``count()``; returns what they followed before."""
         before, self._count = self._count, count
         return before
 

@@ -42,12 +42,14 @@ class NormOverParts:
             # only for this call and its backward pass: other calls, on whole images, do not involve the other
             # parts
             norm.sum_over = self._sum_over if self._parts.size > 1 else self._over_replicas
-            own = [x.local] if residual is None else [x.local, aligned(x, residual)]
-            if norm.training and x.local.is_cpu:
+            own, own_residual = x.local, None if residual is None else aligned(x, residual)
+            if norm.training and own.is_cpu:
                 # The kernels send other sums than torch's backward pass, so all parts or none must run them.
                 # They take channels-last images alone, and a single pixel always counts as one.
-                own = [image.contiguous(memory_format=torch.channels_last) for image in own]
-            return x.like(BatchNorm.forward(norm, *own, rectify=rectify))
+                own = own.contiguous(memory_format=torch.channels_last)
+                if own_residual is not None:
+                    own_residual = own_residual.contiguous(memory_format=torch.channels_last)
+            return x.like(BatchNorm.forward(norm, own, own_residual, rectify))
         finally:
             norm.sum_over = self._over_replicas
 

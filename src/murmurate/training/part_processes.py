@@ -96,7 +96,7 @@ class PartsOfReplica:
     def receive(self) -> Any:
         """Called by the other parts: the next batch from part 0, which may take any time to prepare it."""
         size, clock = (int(n) for n in self._receive_from_part_0(_HEADER_SIZE, torch.int64, patient=True))
-        data = pickle.loads(self._receive_from_part_0(size, torch.uint8).numpy())
+        data = pickle.loads(self._receive_from_part_0(size, torch.uint8).numpy().data)
         self._share_vectors()
         for replica, _ in self._shared.values():
             while replica.clock < clock:
