@@ -385,6 +385,22 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("seconds", "wall_seconds.median"),
         ],
     ),
+    "actor-learners": (
+        "method",
+        lambda result: [(row["method"], row) for row in result["rows"]],
+        [
+            ("seeds", "seeds"),
+            ("evaluation, median", "eval_return_mean.median"),
+            ("least", "eval_return_mean.least"),
+            ("greatest", "eval_return_mean.greatest"),
+            ("training, at equal env steps", "return_at_equal_env_steps.median"),
+            ("at equal seconds", "return_at_equal_seconds.median"),
+            ("least", "return_at_equal_seconds.least"),
+            ("greatest", "return_at_equal_seconds.greatest"),
+            ("env steps / s", "env_steps_per_second.median"),
+            ("seconds", "wall_seconds.median"),
+        ],
+    ),
     "relaxed-loop": (
         "world, D",
         lambda result: [
