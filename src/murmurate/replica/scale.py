@@ -87,6 +87,11 @@ class Scale:
         self._fold_if_small = fold_if_small or self.fold_if_small
 
     @property
+    def members(self) -> int:
+        """Number of members that have this vector."""
+        return len(self._logs)
+
+    @property
     def value(self) -> float:
         return math.exp(self.logarithm)
 

@@ -64,12 +64,12 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
         materialise(replica.optimizer, replica.make_optimizer)
     with torch.no_grad():
         if params is not None:
-            logarithm, is_shared = float(state.get("log_scale", 0.0)), replica.scale.shared
+            logarithm, has_others = float(state.get("log_scale", 0.0)), replica.scale.members > 1
             # members that share a vector load it at once, and saved it with different scales: whose values
-            # are the last must not depend on whose scale is
-            replica.scale.restore(0.0 if is_shared else logarithm)
+            # are the last must not depend on whose scale is. One alone goes on bit for bit.
+            replica.scale.restore(0.0 if has_others else logarithm)
             for name, values in replica.named_views():
-                values.copy_(params[name] * math.exp(logarithm) if is_shared else params[name])
+                values.copy_(params[name] * math.exp(logarithm) if has_others else params[name])
         initial = _initial_of_partial(replica, state["optimizer"])
         for index, (_, group_state) in enumerate(entries(replica.optimizer)):
             for key in list(group_state):
