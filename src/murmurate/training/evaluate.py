@@ -43,7 +43,9 @@ def figures(
     changed, or if actions shall be sampled in a run without actions.
     """
     if sample and not run.evaluation.plays:
-        raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
+        raise Refusal(
+            f"{run.recipe} takes no actions that could be drawn. Leave out --sample (sample=True in Python)."
+        )
     torch.set_num_threads(run.placement.threads)
     folder = run_folder(checkpoint_folder)
     fingerprint = read_fingerprint(folder)
