@@ -193,6 +193,15 @@ def test_an_exclusion_is_said_once_though_the_process_takes_a_while_to_end() -> 
     assert scene.told(1) == ["silent", "excluded"]
 
 
+def test_a_silent_member_is_excluded_by_a_launcher_that_polls_seldom() -> None:
+    scene = Scene("gala")
+    scene.live(1.0)
+    scene.silent = {1}
+    scene.live(5 * CAP_SECONDS, step=2.0)
+    assert scene.told(1) == ["silent", "excluded"]
+    assert not scene.told(0)
+
+
 def test_a_run_is_not_ended_by_a_short_stop_of_its_centre_or_of_all() -> None:
     scene = Scene("parameter-server")
     scene.live(1.0)

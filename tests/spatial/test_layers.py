@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from murmurate.bench._spatial_layers import in_parts
 from murmurate.errors import Refusal
+from murmurate.fabric.awake import AwakeClock
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replica.vector import Exchange, Replica
@@ -433,6 +435,20 @@ def test_a_part_that_takes_no_message_is_named():
 
     with pytest.raises(FabricError, match="part 0 of replica 0 waited 0 s for part 1"):
         fabric.run([send] * 2)
+
+
+def test_no_deadline_comes_nearer_while_a_part_itself_is_stopped(monkeypatch):
+    hours = itertools.count(0.0, 3600.0)  # each time that a part looks at the clock, an hour has passed
+    monkeypatch.setattr("murmurate.spatial.parts.AwakeClock", lambda: AwakeClock(lambda: next(hours)))
+    fabric = SimulatedFabric(2, 0, coroutines="threads")
+
+    def gather(member):
+        parts = Parts.open(member, (2, 1))
+        if parts.rank == 1:
+            member.compute(10.0)
+        return len(parts.gather(torch.ones(1)))
+
+    assert fabric.run([gather] * 2) == [2, 2]
 
 
 def test_parts_wait_for_as_long_as_their_leader_waits_for_other_replicas():

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 
 MOST_TAG_BYTES = 63  # of mail
-# a longer time between two polls means that this process was stopped, by Ctrl-Z for instance
-ASLEEP_SECONDS = 1.0
 
 
 class Capability(enum.Enum):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from murmurate.fabric.interface import ASLEEP_SECONDS
+from murmurate.fabric.awake import AwakeClock
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.launch.host_memory import Process, this_host
 from murmurate.launch.role import log_name
@@ -93,18 +93,12 @@ class HeartbeatMonitor:
         self.coordinator, self.run_state = coordinator, coordinator.run_state
         self.run = coordinator.run
         self._replaceable = replaceable
-        self._clock = clock
-        self._polled_at = clock()
-        self._members = [_MemberState(self._polled_at) for _ in range(self.run.members)]
+        self._clock = AwakeClock(clock)
+        self._members = [_MemberState(self._clock.now()) for _ in range(self.run.members)]
 
     def poll(self, members: Iterable[Member]) -> Sequence[Member]:
         """Check ``members``, which are all that have not ended; returns those to be excluded."""
-        now = self._clock()
-        if now - self._polled_at > ASLEEP_SECONDS:
-            # this process itself was stopped, by Ctrl-Z for instance, so missed heartbeats mean nothing
-            for state in self._members:
-                state.silent_since = now
-        self._polled_at = now
+        now = self._clock.now()
         return [member for member in members if self._check(member, now)]
 
     def is_silent(self, rank: int) -> bool:
@@ -112,7 +106,7 @@ class HeartbeatMonitor:
 
     def forget(self, rank: int) -> None:
         """The process of ``rank`` has ended; another one may begin."""
-        self._members[rank] = _MemberState(self._clock())
+        self._members[rank] = _MemberState(self._clock.now())
 
     def _check(self, member: Monitored, now: float) -> bool:
         """Report if a member is silent, or answers again; returns whether it is to be excluded now."""

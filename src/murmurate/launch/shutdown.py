@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from murmurate.errors import RunFailed
-from murmurate.fabric.interface import ASLEEP_SECONDS
+from murmurate.fabric.awake import AwakeClock
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.run import Run
 from murmurate.training.worker_context import seconds_to_decision
@@ -56,14 +56,14 @@ class Shutdown:
 
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic) -> None:
         self.coordinator, self.run_state, self.run = coordinator, coordinator.run_state, coordinator.run
-        self._clock = clock
-        self._polled_at = clock()
-        self._beats = [(0, clock())] * self.run.replicas  # the last heartbeat of each, and when it was seen
+        self._clock = AwakeClock(clock)
+        # the last heartbeat of each replica, and when it was seen
+        self._beats = [(0, self._clock.now())] * self.run.replicas
         self._since: float | None = None
 
     def is_overdue(self) -> bool:
         """Whether the deadline has passed. After it has returned True once, a new deadline begins."""
-        now = self._clock()
+        now = self._clock.now()
         self._read_heartbeats(now)
         if not self._is_due_to_end(now):
             self._since = None
@@ -85,12 +85,7 @@ class Shutdown:
         return bool(finished) and all(now - beat > self.run.hang_after_seconds for beat in last_beats)
 
     def _read_heartbeats(self, now: float) -> None:
-        # if this process itself was stopped, missed heartbeats mean nothing, and the deadline is later
-        asleep = now - self._polled_at - ASLEEP_SECONDS
-        if asleep > 0 and self._since is not None:
-            self._since += asleep
-        self._polled_at = now
         for rank, (last, _) in enumerate(self._beats):
             beats = self.run_state.beats(rank)
-            if asleep > 0 or beats != last:
+            if beats != last:
                 self._beats[rank] = beats, now

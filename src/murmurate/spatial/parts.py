@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from murmurate.buffers import as_bytes
 from murmurate.errors import Refusal
+from murmurate.fabric.awake import AwakeClock
 from murmurate.fabric.interface import Channel, Fabric, FabricError, Message, ranks_within
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
@@ -62,7 +62,7 @@ class Parts:
                 f"a grid of {grid[0]} x {grid[1]} has {math.prod(grid)} parts, and there are {self.size} "
                 "members to hold them: give one member for each part"
             )
-        self._channel = channel
+        self._channel, self._clock = channel, AwakeClock()
         self._open_channel: Callable[[str, Tensor], Channel] | None = None
         self._vectors: list[Channel] = []
         self._exchanges = 0
@@ -152,7 +152,7 @@ class Parts:
         """
         patience = math.inf if patient else self.deadline_seconds
         tensors = [self._assembled(number, message, patience) for message in expected]
-        deadline = time.monotonic() + self.deadline_seconds
+        deadline = self._clock.now() + self.deadline_seconds
         while self._unsent:  # other parts may be waiting for these
             self._progress(None, deadline)
             self._flush()
@@ -196,7 +196,7 @@ class Parts:
         size = math.prod(shape) * dtype.itemsize
         pieces: list[Tensor] = []
         missing = size
-        deadline = time.monotonic() + patience
+        deadline = self._clock.now() + patience
         while missing > 0:
             if not self._arrived[sender]:
                 self._progress(sender, deadline)
@@ -211,7 +211,7 @@ class Parts:
                     "same layers on the same images, in one order"
                 )
             pieces.append(message.x)
-            deadline = time.monotonic() + patience
+            deadline = self._clock.now() + patience
         if not pieces:
             return torch.empty(shape, dtype=dtype)
         data = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -235,7 +235,7 @@ class Parts:
             return
         silent = self._unsent[0][0] if sender is None else sender  # the former's queue is full
         self._check_alive(silent)
-        if time.monotonic() > deadline:
+        if self._clock.now() > deadline:
             raise FabricError(
                 f"part {self.rank} of replica {self.replica} waited {self.deadline_seconds:g} s for part "
                 f"{silent}{self.where}. It is alive but does not answer: look at its log or output"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import RunFailed
+from murmurate.fabric.awake import AwakeClock
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.record.callbacks import Callbacks, current_watch
 from murmurate.record.console import Console
@@ -52,7 +53,7 @@ class Coordinator:
         in_process: bool = False,
     ) -> None:
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
-        self.run, self.folder, self.run_state = run, folder, run_state
+        self.run, self.folder, self.run_state, self._clock = run, folder, run_state, AwakeClock()
         watch = current_watch()
         self.checkpoints, self.place = folder / "checkpoints", FollowedFolder(folder)
         self.saving_seconds = run.saving_seconds()
@@ -87,8 +88,7 @@ class Coordinator:
         self.skipped_checkpoints = 0  # number given up because deltas were still in flight
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
         self._cleared = 0  # staging folders up to this checkpoint number are deleted
-        # number of the checkpoint that replicas are writing, 0 if none; time.monotonic() at the last request
-        self._pending, self._requested_at = 0, 0.0
+        self._pending, self._requested_at = 0, 0.0  # the checkpoint being written (0: none), and since when
         self._next_at_env_steps = self._next_checkpoint_after(run_state.total_env_steps())
         self._every_seconds = None if in_process else run.checkpoint_every_seconds
         self._saving_since = math.inf  # run time at which the first part of the last checkpoint was written
@@ -210,7 +210,7 @@ class Coordinator:
     # -- checkpoints and evaluations ----------------------------------------------------------------
 
     def _request(self, snapshot: bool = False) -> None:
-        self._pending, self._requested_at = self.run_state.request_checkpoint(snapshot), time.monotonic()
+        self._pending, self._requested_at = self.run_state.request_checkpoint(snapshot), self._clock.now()
         self._saving_since = math.inf
 
     def _seconds_of_next_checkpoint(self) -> float:
@@ -257,7 +257,7 @@ class Coordinator:
             self._end_pending()
         until_late = _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds
         allowed = until_late + 3 * seconds_to_decision(self.run, self.run_state)
-        if self._pending and time.monotonic() - self._requested_at > allowed:
+        if self._pending and self._clock.now() - self._requested_at > allowed:
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
             self._end_pending()
 
@@ -346,8 +346,8 @@ class Coordinator:
 
     def _await_evaluation(self) -> None:
         """Wait for the running evaluation, unless the user interrupts, or it takes too long."""
-        deadline = time.monotonic() + _EVALUATION_DEADLINE_SECONDS
-        while self.evaluator.is_busy and not self.interrupted and time.monotonic() < deadline:
+        deadline = self._clock.now() + _EVALUATION_DEADLINE_SECONDS
+        while self.evaluator.is_busy and not self.interrupted and self._clock.now() < deadline:
             self._take_evaluation(self.evaluator.poll(wait_seconds=0.1))
         if self.evaluator.is_busy:
             self.event("evaluation failed", "the evaluation that was running at the end was not waited for")

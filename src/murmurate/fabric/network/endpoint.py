@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from murmurate.buffers import Pool
-from murmurate.fabric.interface import ASLEEP_SECONDS, FabricError
+from murmurate.fabric.awake import AwakeClock
+from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.network.connection import PeerConnection
 from murmurate.fabric.network.crypto import PeerRecord
@@ -276,17 +277,14 @@ class Endpoint:
         """
         if condition():
             return True
-        now, pause = time.monotonic(), _FIRST_POLL_SECONDS
-        end = now + deadline_seconds
-        while (left := end - now) > 0:
+        clock, pause = AwakeClock(), _FIRST_POLL_SECONDS
+        end = clock.now() + deadline_seconds
+        while (left := end - clock.now()) > 0:
             polls = in_memory and any(x.local_peer is not None for x in self.connections.values())
             self.changed.wait(min(left, pause if polls else 0.05))
             if condition():
                 return True
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
-            before, now = now, time.monotonic()
-            if (asleep := now - before - ASLEEP_SECONDS) > 0:  # the others may have been stopped, too
-                end += asleep
         return False
 
     def wait_for(self, ranks: Collection[int], condition: Any, end: float) -> bool:

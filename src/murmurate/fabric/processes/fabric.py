@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
+from murmurate.fabric.awake import AwakeClock
 from murmurate.fabric.interface import (
-    ASLEEP_SECONDS,
     STILL_ALIVE,
     Capability,
     Fabric,
@@ -358,20 +358,17 @@ class ProcessChannel:
     def _wait(self, condition: Callable[[], bool], deadline_seconds: float) -> bool:
         if condition():
             return True
-        now, pause = time.monotonic(), 20e-6
-        end = now + deadline_seconds
+        clock, pause = AwakeClock(), 20e-6
+        end = clock.now() + deadline_seconds
         with self.traffic.timed():
             while True:
                 self._membership.heartbeat()
-                if now >= end:
+                if clock.now() >= end:
                     return False
                 time.sleep(pause)
                 if condition():
                     return True
                 pause = min(pause * 1.5, 500e-6)
-                before, now = now, time.monotonic()
-                if (asleep := now - before - ASLEEP_SECONDS) > 0:  # the others may have been stopped, too
-                    end += asleep
 
 
 def run_members(
