@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from murmurate.fabric.awake import AwakeClock
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.fabric import ProcessChannel, ProcessFabric
 from murmurate.fabric.processes.run_state import RunState, TransferRequest
@@ -451,9 +452,9 @@ def test_time_for_which_a_waiting_member_was_stopped_does_not_count(
         if naps == 5:
             one.mean_(full(3.0))
 
-    monkeypatch.setattr(
-        "murmurate.fabric.processes.fabric.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep)
-    )
+    module = "murmurate.fabric.processes.fabric"
+    monkeypatch.setattr(f"{module}.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(f"{module}.AwakeClock", lambda: AwakeClock(lambda: now))
     x = full(1.0)
     assert (zero.mean_(x), naps) == (2, 5)
     assert torch.equal(x, full(2.0))
