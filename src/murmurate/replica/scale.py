@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -17,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from murmurate.fence import fence
 from murmurate.replica.robust_lock import RobustLock, open_locks
 from murmurate.replica.sparse import Rows, StepTooLarge, add_rows
 
@@ -53,6 +55,7 @@ class Scale:
         self._logs = torch.zeros(1, dtype=torch.float64)
         self._locks: list[RobustLock] = []
         self._sequence = torch.zeros(1, dtype=torch.int64)  # odd during exclusive access
+        self._barrier = threading.Lock()
         # writers wait until this time for a member that asks for exclusive access
         self._closed_until = torch.zeros(1, dtype=torch.float64)
         self._fold_state = torch.zeros(3, dtype=torch.float64)
@@ -191,7 +194,9 @@ class Scale:
             if sequence % 2:
                 with self.writing():  # waits for the end of the exclusive access, or repairs after a death
                     continue
+            fence(self._barrier)  # what is read lies between the two values of the counter
             result = read(self.value)
+            fence(self._barrier)
             if int(self._sequence[0]) == sequence:
                 return result
 
@@ -259,8 +264,10 @@ class Scale:
             self._sequence[0] += bool(self._locks)  # not counted if the vector is not shared
         elif self._fold_state[_FACTOR]:
             self.fold()
+        fence(self._barrier)  # readers see the odd counter before any change
 
     def _end(self) -> None:
         """Make the counter even, unless an exception interrupted a fold, which the next member finishes."""
         if not self._fold_state[_FACTOR]:
+            fence(self._barrier)  # and every change before the even one
             self._sequence[0] += bool(self._locks)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric.processes.fence import fence
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.fence import fence
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode, Shapes
 

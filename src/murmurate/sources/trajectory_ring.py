@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from murmurate.fabric.processes.fence import fence
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.fence import fence
 from murmurate.sources.polling import Backoff
 from murmurate.sources.shared_ring import EPISODE_NUMBERS, read_episodes, write_episodes
 from murmurate.spec import EnvSpec, Episode, Shapes, Trajectory

@@ -37,13 +37,13 @@ from murmurate.fabric.interface import (
     checked_group,
     checked_rank,
 )
-from murmurate.fabric.processes.fence import fence
 from murmurate.fabric.processes.mailbox import ProcessMailbox
 from murmurate.fabric.processes.membership import ChannelMembership, Membership
 from murmurate.fabric.processes.register import BufferedRegister
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Died, run
+from murmurate.fence import fence
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 
