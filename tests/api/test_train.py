@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from murmurate.agents.ppo import PPO
 from murmurate.api.runs import configured
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
-from murmurate.training.run_folder import new_folder
+from murmurate.training.run_folder import claim_new, new_folder
 
 SHORT: dict[str, Any] = {"launcher": "inline", "simulators": 2, "eval_episodes": 1, "quiet": True}
 
@@ -308,6 +309,27 @@ def test_folders_of_runs_in_one_second_differ(tmp_path: Path, monkeypatch: pytes
     assert first == Path("runs/gym-my-Env-a2c-20260101-000000")
     first.mkdir(parents=True)
     assert new_folder("gym:my/Env-a2c") == Path("runs/gym-my-Env-a2c-20260101-000000-2")
+
+
+def test_runs_that_begin_at_once_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
+    begin = threading.Barrier(8)
+    folders: list[Path] = []
+
+    def start() -> None:
+        begin.wait()
+        folders.append(claim_new("cartpole-a2c"))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(path.name for path in folders) == sorted(path.name for path in Path("runs").iterdir())
+    assert len(set(folders)) == 8
 
 
 _SCRIPT = """

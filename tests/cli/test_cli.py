@@ -309,7 +309,7 @@ def test_after_an_interrupt_the_next_command_is_resume(
     run = recipe("cartpole-gala")
     for code, simulated, following in ((0, False, "report"), (130, False, "resume"), (130, True, "report")):
         ended = dataclasses.replace(run, launcher="simulated" if simulated else "local")
-        assert report_end(Finish(code, summary, run=ended), run_folder) == code
+        assert report_end(Finish(code, summary, run_folder, ended)) == code
         assert f"next: murmurate {following} {run_folder}" in capsys.readouterr().out
 
 
@@ -319,7 +319,7 @@ def test_a_death_that_ended_the_run_is_not_said_to_have_left_others(
     summary = json.loads((run_folder / "summary.json").read_text()) | {"replicas": 2, "dead_replicas": [1]}
     run = recipe("cartpole-gala")
     for code, ended in ((0, "finished"), (1, "failed: replica 1 died, and that ends all ranks.")):
-        report_end(Finish(code, {**summary, "exit": ended}, run=run), run_folder)
+        report_end(Finish(code, {**summary, "exit": ended}, run_folder, run))
         said = capsys.readouterr().out
         assert ("replica 1 died during the run; the others continued" in said) == (code == 0)
 
@@ -329,7 +329,7 @@ def test_a_failed_run_without_a_checkpoint_is_followed_by_no_command(
 ) -> None:
     """``report`` and ``topics show`` would refuse it."""
     summary = json.loads((run_folder / "summary.json").read_text()) | {"exit": "failed: no room."}
-    report_end(Finish(1, summary, run=recipe("cartpole-gala")), tmp_path)
+    report_end(Finish(1, summary, tmp_path, recipe("cartpole-gala")))
     said = capsys.readouterr()
     assert "No checkpoint had been saved" in said.err
     assert said.out.splitlines()[-1] == f"The run is in {tmp_path}"

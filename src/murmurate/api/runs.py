@@ -26,7 +26,6 @@ from murmurate.training import session
 from murmurate.training.checkpoint import kept_sentence
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
-from murmurate.training.run_folder import new_folder
 from murmurate.training.threads import keeping_threads
 from murmurate.worlds.interface import SimulatorWorld
 from murmurate.worlds.own import replaced_by, world_of
@@ -109,10 +108,10 @@ def train(
     if (ranks := engine.dictated_replicas()) is not None:
         run = dataclasses.replace(run, replicas=ranks)
     _refuse_unpicklable(run, engine)
-    folder = _absolute(new_folder(run.recipe) if out is None else out)
+    working_folder = Path.cwd()
     with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
-        finish = session.train(run, folder, engine, recipes.stored)
-    return _result(finish, folder, quiet)
+        finish = session.train(run, out, engine, recipes.stored)
+    return _result(finish, working_folder, quiet)
 
 
 def simulate(
@@ -156,10 +155,10 @@ def simulate(
         settings = cluster
     else:
         raise Refusal(f"cluster is {cluster!r}; it takes a mapping, or a murmurate.Cluster.")
-    folder = _absolute(new_folder(f"{run.recipe}-simulated") if out is None else out)
+    working_folder = Path.cwd()
     with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
-        finish = simulation.simulate(run, settings, folder, quiet)
-    return _result(finish, folder, quiet)
+        finish = simulation.simulate(run, settings, out, quiet)
+    return _result(finish, working_folder, quiet)
 
 
 def resume(
@@ -201,7 +200,7 @@ def resume(
             change,
             lambda run: recipes.relocated(run, replacement),
         )
-    return _result(finish, run_folder, quiet)
+    return _result(finish, Path(), quiet)
 
 
 def configured(run: Run, values: Mapping[str, Any]) -> Run:
@@ -287,9 +286,12 @@ def _refuse_unpicklable(run: Run, engine: Launcher) -> None:
         ) from error
 
 
-def _result(finish: session.Finish, folder: Path, quiet: bool) -> Result:
-    """The result of a run that finished. Raises for one that did not: see ``train``."""
-    run_folder, summary = finish.folder or folder, finish.summary
+def _result(finish: session.Finish, working_folder: Path, quiet: bool) -> Result:
+    """The result of a run that finished. Raises for one that did not: see ``train``.
+
+    working_folder: the one in which the run began, as environments and callbacks may change it.
+    """
+    run_folder, summary = working_folder / finish.folder, finish.summary
     if summary is None:  # another rank leads the run
         if finish.code:
             raise RunFailed(f"the run failed on the rank that leads it (exit code {finish.code}).")

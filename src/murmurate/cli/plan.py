@@ -347,11 +347,8 @@ def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int =
 def _apply(best: Candidate, options: argparse.Namespace) -> int:
     from murmurate.launch import launcher
     from murmurate.recipes import stored
-    from murmurate.training.run_folder import new_folder
     from murmurate.training.session import train
 
-    folder = options.out or new_folder(best.run.recipe)
     # with --json standard output is the JSON alone
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-        finish = train(best.run, folder, launcher(best.run.launcher), stored)
-        return report_end(finish, finish.folder or folder)
+        return report_end(train(best.run, options.out, launcher(best.run.launcher), stored))

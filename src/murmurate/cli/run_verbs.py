@@ -168,22 +168,18 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal("--jobs is for several runs. Give --seeds, as in --seeds 0-4, or leave it out.")
     from murmurate.launch import command_launcher
     from murmurate.recipes import stored
-    from murmurate.training.run_folder import new_folder
     from murmurate.training.session import train
 
     engine = command_launcher(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
         run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
 
-    folder = options.out or new_folder(run.recipe)
-    finish = train(run, folder, engine, stored)
-    return report_end(finish, finish.folder or folder)
+    return report_end(train(run, options.out, engine, stored))
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.simulation.cluster import Cluster
     from murmurate.simulation.start import simulate
-    from murmurate.training.run_folder import new_folder
 
     run, cluster = recipe_run(options, rest), Cluster()
     verb = f"murmurate simulate {options.recipe}"
@@ -193,8 +189,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     if given(run_words, run, verb) & {"updates", "minutes"}:
         run = dataclasses.replace(run, env_steps=None)
     run = change(run, run_words, verb)
-    folder = options.out or new_folder(f"{run.recipe}-simulated")
-    finish = simulate(run, cluster, folder, quiet=options.json)
+    finish = simulate(run, cluster, options.out, quiet=options.json)
     if options.json:
         print(json.dumps(finish.summary))
         return int(finish.code)
@@ -206,7 +201,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
         f"{summary['virtual_seconds']:.4g} virtual seconds: {shares}; "
         f"{summary['updates_per_virtual_second']:,.0f} updates/s, {summary['bytes_exchanged']:,} bytes"
     )
-    return report_end(finish, folder)
+    return report_end(finish)
 
 
 def _resume(options: argparse.Namespace, rest: list[str]) -> int:
@@ -227,7 +222,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
             lambda run: change(run, rest, f"murmurate resume {options.folder}"),
             lambda run: relocated(run, replacement),
         )
-    return report_end(finish, finish.folder or options.folder)
+    return report_end(finish)
 
 
 def _launcher_is_local(folder: Path) -> bool:
@@ -239,11 +234,11 @@ def _launcher_is_local(folder: Path) -> bool:
         return False
 
 
-def report_end(finish: Any, folder: Path) -> int:
+def report_end(finish: Any) -> int:
     """Print how a run ended; returns the exit code."""
     from murmurate.training.checkpoint import kept_sentence
 
-    summary = finish.summary
+    summary, folder = finish.summary, finish.folder
     if summary is None:  # another rank reports it
         return int(finish.code)
     failed = summary["exit"].startswith("failed")

@@ -35,7 +35,6 @@ from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
-from murmurate.training.run_folder import new_folder
 from murmurate.training.session import Finish, train
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
@@ -58,7 +57,7 @@ def default_passes(run: Run) -> float:
     return max(5.0, math.ceil(documents / max(run.world.spec().examples, 1)))
 
 
-def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path]:
+def fit_command(options: argparse.Namespace, rest: list[str]) -> Finish:
     """``topics fit``: how the run ended, and its folder."""
     try:
         return _fit_command(options, rest)
@@ -87,7 +86,7 @@ def _fit_run(options: argparse.Namespace | None) -> Run:
     return run
 
 
-def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path]:
+def _fit_command(options: argparse.Namespace, rest: list[str]) -> Finish:
     run = _fit_run(options)
     verb = "murmurate topics fit"
     if options.corpus is None:
@@ -102,12 +101,10 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, 
     if (ranks := engine.dictated_replicas()) is not None:
         run = change(dataclasses.replace(base, replicas=ranks), _with_full_names(rest), verb)
     _warn_of_left_out(cast(CorpusWorld, run.world))
-    folder = options.out or new_folder("topics")
     if options.passes is not None or not ends:
         passes = default_passes(run) if options.passes is None else options.passes
         run = dataclasses.replace(run, env_steps=max(1, round(passes * run.world.spec().examples)))
-    finish = train(run, folder, engine, stored)
-    return finish, finish.folder or folder
+    return train(run, options.out, engine, stored)
 
 
 def _warn_of_left_out(world: CorpusWorld) -> None:

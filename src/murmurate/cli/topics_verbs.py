@@ -21,7 +21,7 @@ def add_verbs(verbs: Any) -> None:
         begin_fork_server(rest)
         from murmurate.cli.topics import fit_command
 
-        return report_end(*fit_command(options, rest))
+        return report_end(fit_command(options, rest))
 
     fit = verbs.add_parser("fit", help="find the topics of a corpus", allow_abbrev=False)
     fit.add_argument("corpus", nargs="?", type=Path, help="a file or folder; docs/corpora.md says which")

@@ -241,7 +241,7 @@ def _write_roles(folder: Path, elastic: ElasticRanks, own_ranks: list[int]) -> N
 class ElasticRanks(Rendezvous):
     """This process among torch elastic's ranks (see ``murmurate.training.launcher.Ranks``)."""
 
-    def follow(self, own: Run, read: Callable[[Path], Run]) -> int:
+    def follow(self, own: Run, read: Callable[[Path], Run]) -> tuple[Path, int]:
         rank = self.environment.rank
         try:
             spec = self.join()
@@ -270,7 +270,7 @@ class ElasticRanks(Rendezvous):
         host.close()
         if code is None:
             raise RunFailed("rank 0 is gone before it could save the last checkpoint")
-        return code
+        return Path(spec.folder), code
 
 
 def _refuse_other_options(own: Run, leaders: Run) -> None:

@@ -50,8 +50,11 @@ _MEMBER_BYTES = 500_000  # memory of a member beside its vectors: learner, simul
 
 
 @signals_restored()
-def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> Finish:
-    """Check everything that can be checked, then run. Raises Refusal before anything has changed."""
+def simulate(run: Run, cluster: Cluster, folder: Path | None, quiet: bool = False) -> Finish:
+    """Check everything that can be checked, then run. Raises Refusal before anything has changed.
+
+    folder: None for a new one below ``runs``.
+    """
     cluster.validate()
     if run.loggers:
         raise Refusal("a simulated run is recorded in its folder alone: leave out --loggers.")
@@ -86,7 +89,7 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
     if any(device != "cpu" for device in run.placement.devices):
         raise Refusal("a simulated cluster runs on the CPU. Use --placement.devices cpu.")
-    with claimed(folder):
+    with claimed(folder, f"{run.recipe}-simulated") as folder:
         write_run(folder, run, simulated=plain(cluster))
         record_data(folder, run.world)
         return Simulation(run, cluster, folder, quiet).carry_out()
@@ -162,7 +165,7 @@ class Simulation:
             code, reason = exit_status(monitor)
             summary = summarized(reason)
         monitor.callbacks.end(Result(folder, summary, code))
-        return Finish(code, summary, run=run, error=monitor.callbacks.error)
+        return Finish(code, summary, folder, run, error=monitor.callbacks.error)
 
     def _warn(self, warning: str) -> None:
         self.monitor.event("warning", warning)

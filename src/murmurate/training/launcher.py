@@ -38,9 +38,9 @@ class Ranks(Protocol):
         """Announce that the leader does not start, so that the others do not wait."""
         ...
 
-    def follow(self, own: Run, read: Callable[[Path], Run]) -> int:
+    def follow(self, own: Run, read: Callable[[Path], Run]) -> tuple[Path, int]:
         """On every other rank, execute this rank's part of the Run that ``read`` finds in the leader's
-        folder; returns the exit code. own: the Run that this rank was asked for.
+        folder; returns this folder and the exit code. own: the Run that this rank was asked for.
 
         Raises Refusal if the leader refused, if its folder cannot be seen from here, or if its Run is
         another; RunFailed if the run fails.

@@ -135,6 +135,17 @@ def _has_saved(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("*/state.json"))
 
 
+def claim_new(name: str) -> Path:
+    """Make a ``new_folder``, which is returned; another command may choose the same one in this second."""
+    while True:
+        try:
+            claim(folder := new_folder(name))
+            return folder
+        except Refusal:
+            if not folder.exists():
+                raise
+
+
 def new_folder(name: str) -> Path:
     """A folder below ``runs`` that does not exist yet, named after a recipe and the time: without slashes and
     colons, and without the folder of an environment's file."""

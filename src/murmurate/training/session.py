@@ -38,7 +38,7 @@ from murmurate.training.restore import (
     without_initial,
 )
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, has_begun, locked, plain, unclaim, write_run
+from murmurate.training.run_folder import claim, claim_new, has_begun, locked, plain, unclaim, write_run
 from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume, parts_to_resume
 
@@ -50,14 +50,15 @@ _CHECKPOINTS = ("last", "previous")  # those from which a run can be resumed
 class Finish:
     """How a run ended: the exit code of the command line, and ``summary.json``.
 
-    summary: None if another process leads the run and reports it. folder: the run folder, if it is not the
-    requested one. run: the run that ended. error: what a callback or the evaluation raised, if that ended the
-    run. evaluation_cut: whether training was complete and a signal ended the evaluation.
+    summary: None if another process leads the run and reports it. folder: the run folder, relative as it was
+    given or chosen, unless the run was moved. run: the run that ended. error: what a callback or the
+    evaluation raised, if that ended the run. evaluation_cut: whether training was complete and a signal ended
+    the evaluation.
     """
 
     code: int
     summary: dict[str, Any] | None
-    folder: Path | None = None
+    folder: Path
     run: Run | None = None
     error: Exception | SystemExit | None = None
     evaluation_cut: bool = False
@@ -78,14 +79,14 @@ class Finish:
 
 
 @signals_restored()
-def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run]) -> Finish:
+def train(run: Run, folder: Path | None, launcher: Launcher, read: Callable[[Path], Run]) -> Finish:
     """Check all that can be checked in advance, then run. Raises Refusal before anything is changed.
 
-    read: returns the Run of a run folder (``recipes.stored``).
+    folder: None for a new one below ``runs``. read: returns the Run of a run folder (``recipes.stored``).
     """
     run, ranks = prepared(run, launcher), launcher.adopt()
     if ranks is not None and not ranks.leads:
-        return Finish(ranks.follow(run, read), None)
+        return _follow(ranks, run, read)
     run = resolved(run)
     if ranks is None:
         return _begin(run, folder, launcher, None)
@@ -95,11 +96,14 @@ def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run
             return _begin(run, folder, launcher, ranks)
         # also if they are damaged: a resume may still find enough, and deletes nothing
         if any((earlier_folder / "checkpoints" / name / MANIFEST_NAME).exists() for name in _CHECKPOINTS):
-            finish = resume(earlier_folder, lambda name: launcher, read, lambda _: run)
-        else:
-            unclaim(earlier_folder, existed=True)
-            finish = _begin(run, earlier_folder, launcher, ranks)
-        return dataclasses.replace(finish, folder=earlier_folder)
+            return resume(earlier_folder, lambda name: launcher, read, lambda _: run)
+        unclaim(earlier_folder, existed=True)
+        return _begin(run, earlier_folder, launcher, ranks)
+
+
+def _follow(ranks: Ranks, run: Run, read: Callable[[Path], Run]) -> Finish:
+    folder, code = ranks.follow(run, read)
+    return Finish(code, None, folder)
 
 
 @contextlib.contextmanager
@@ -112,8 +116,8 @@ def _refuse_all_ranks(ranks: Ranks) -> Iterator[None]:
         raise
 
 
-def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> Finish:
-    with claimed(folder):
+def _begin(run: Run, requested: Path | None, launcher: Launcher, ranks: Ranks | None) -> Finish:
+    with claimed(requested, run.recipe) as folder:
         if ranks is not None:
             ranks.claimed(folder)
         write_run(folder, run)
@@ -123,15 +127,20 @@ def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> F
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(requested: Path | None, name: str) -> Iterator[Path]:
     """Used around a new run: makes its folder, and locks it. A run that fails or is interrupted before it has
-    recorded or saved anything leaves nothing. Raises Refusal if the folder cannot be made or written."""
-    existed = folder.exists()
-    claim(folder)
-    place = FollowedFolder(folder := folder.absolute())  # the user's code may change the working folder
+    recorded or saved anything leaves nothing. Raises Refusal if the folder cannot be made or written.
+
+    requested: None for a ``new_folder`` of that ``name``.
+    """
+    existed = requested is not None and requested.exists()
+    if requested is not None:
+        claim(requested)
+    chosen = claim_new(name) if requested is None else requested
+    place = FollowedFolder(folder := chosen.absolute())  # the user's code may change the working folder
     try:
         with locked(folder):
-            yield
+            yield chosen
     except FolderGone:
         raise
     except (Refusal, RunFailed, OSError, KeyboardInterrupt) as error:
@@ -188,7 +197,7 @@ def resume(
     preflight(without_initial(run), launcher)
     ranks = launcher.adopt()
     if ranks is not None and not ranks.leads:
-        return Finish(ranks.follow(run, read), None)
+        return _follow(ranks, run, read)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
         with locked(folder):
             check_data(folder, run.world)  # first, because with other data a checkpoint may not fit either
@@ -334,11 +343,11 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
     load_agent(run, candidate)  # also checks what is used of the centre's part
 
 
-def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None) -> Finish:
+def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None) -> Finish:
     raised: Exception | None = None
     is_complete = evaluation_cut = False
     try:
-        coordinator = launcher.start(run, folder := folder.absolute(), resume)
+        coordinator = launcher.start(run, folder := given.absolute(), resume)
         folder = coordinator.folder  # it may have been moved
         if isinstance(coordinator.failure, FolderGone):
             raise coordinator.failure
@@ -375,8 +384,8 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
             f"{checkpoint.disk_failure(folder, error)} {checkpoint.kept_sentence(folder)}"
         ) from error
     coordinator.callbacks.end(Result(folder, summary, code))
-    moved_to = folder if folder != coordinator.place.original_path else None
-    return Finish(code, summary, moved_to, run, coordinator.callbacks.error or raised, evaluation_cut)
+    folder = given if folder == coordinator.place.original_path else folder
+    return Finish(code, summary, folder, run, coordinator.callbacks.error or raised, evaluation_cut)
 
 
 def exit_status(observer: Any) -> tuple[int, str]:
