@@ -1,10 +1,11 @@
 """Medians, ratios and limits from windows that were written by hand."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from murmurate.agents.a2c import A2C
 from murmurate.bench import (
     _commands,
     _limit,
@@ -18,6 +19,7 @@ from murmurate.bench import (
 )
 from murmurate.bench._racer import RaceWindow
 from murmurate.bench._result import format_number, show, spread, version
+from murmurate.recipes import recipe
 
 
 def windows(*rates: float, cores: float = 1.0) -> list[RaceWindow]:
@@ -170,6 +172,14 @@ def test_cartpole_headline_is_16_simulators(monkeypatch: pytest.MonkeyPatch) -> 
     assert figures["env_steps_per_cpu_second"] == 20000
     assert figures["ratio_sb3_a2c"] == pytest.approx(1.5)
     assert figures["by_simulators"]["8_simulators"]["ratio_sb3_a2c"]["median"] == pytest.approx(3.0)
+
+
+def test_on_cartpole_the_peer_makes_as_many_updates_as_the_recipe() -> None:
+    pytest.importorskip("stable_baselines3")
+    from murmurate.bench._sb3 import learner
+
+    ours, theirs = cast(A2C, recipe("cartpole-a2c").learner), learner("cartpole", 2)
+    assert (theirs.n_steps, theirs.gae_lambda) == (ours.steps, ours.gae_lambda)
 
 
 def test_a_strategys_cost_is_its_excess_over_the_update_in_copies() -> None:

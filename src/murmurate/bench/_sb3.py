@@ -1,12 +1,12 @@
 """Stable-Baselines3 as a racer: ``python -m murmurate.bench._sb3 WORLD SIMULATORS FILE``, where WORLD is
 pong, cartpole, pong-dqn, halfcheetah-td3 or halfcheetah-sac.
 
-A2C has the defaults of Stable-Baselines3 (5 steps, RMSprop at 7e-4); DQN has batches of 32 and draws each
-transition 8 times, as our recipe does. There is one torch thread, and all simulators run in this process,
-which is faster here than a process for each. On Pong the net is the same as ours (16 filters 8x8/4, 32
-filters 4x4/2, 256 units), given as a features extractor, and the entropy bonus is 0.01. On HalfCheetah, TD3
-and SAC have one simulator, two layers of 256 units, batches of 256 and an update per env step, after 1,000
-random env steps.
+A2C has the defaults of Stable-Baselines3 (5 steps, RMSprop at 7e-4), on CartPole our recipe's 8 steps and
+GAE; DQN has batches of 32 and draws each transition 8 times, as our recipe does. There is one torch thread,
+and all simulators run in this process, which is faster here than a process for each. On Pong the net is the
+same as ours (16 filters 8x8/4, 32 filters 4x4/2, 256 units), given as a features extractor, and the entropy
+bonus is 0.01. On HalfCheetah, TD3 and SAC have one simulator, two layers of 256 units, batches of 256 and an
+update per env step, after 1,000 random env steps.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def learner(world: str, simulators: int) -> Any:
     from stable_baselines3.common.vec_env import VecFrameStack
 
     if world == "cartpole":
-        return A2C("MlpPolicy", make_vec_env("CartPole-v1", simulators, seed=0), seed=0, device="cpu")
+        carts = make_vec_env("CartPole-v1", simulators, seed=0)
+        return A2C("MlpPolicy", carts, n_steps=8, gae_lambda=0.95, seed=0, device="cpu")
     if world.startswith("halfcheetah"):
         algorithm = TD3 if world.endswith("td3") else SAC
         return algorithm(

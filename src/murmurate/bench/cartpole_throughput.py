@@ -17,7 +17,8 @@ _SIMULATORS = (8, 16)
 
 
 def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
-    """``cartpole-a2c`` with its 16 simulators and with 8, and the peer with the same numbers."""
+    """``cartpole-a2c`` with its 8 simulators and with 16, and the peer with as many, in rollouts of as many
+    steps."""
     return figures(race(_racers, plan, log))
 
 
@@ -32,7 +33,7 @@ def _racers(where: Path) -> dict[str, Racer]:
 
 
 def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
-    """Headline figures are those of 16 simulators, the recipe's number."""
+    """Headline figures are those of 16 simulators."""
     rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
     absent = _commands.missing("stable-baselines3")
     by_size = {}
