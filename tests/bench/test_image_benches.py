@@ -1,10 +1,18 @@
 """The image benches, without their trainings: what they plan and how they sum up."""
 
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 
 from murmurate.bench import image_strategies, resnet_parity, resnet_throughput
+from murmurate.bench._image_loaders import AUGMENT
 from murmurate.bench._racer import RaceWindow
+from murmurate.cli.options import change
 from murmurate.errors import Refusal
+from murmurate.recipes import recipe
+from murmurate.sources.images import ImageSourceConfig
 from pictures import write_fashion
 
 
@@ -42,6 +50,15 @@ def test_ratios_are_to_the_faster_plain_loop():
     assert figures["images_per_cpu_second"] == pytest.approx(12)
     assert figures["ratios_wall"]["ddp pillow"] == pytest.approx(1.0)
     assert figures["ratio_accelerate"] is None
+
+
+def test_our_racer_changes_images_as_the_plain_loops_do(tmp_path: Path) -> None:
+    pytest.importorskip("cv2")
+    plan = dataclasses.replace(resnet_throughput.QUICK, images=1, height=16, width=16)
+    words = resnet_throughput.racers(plan, tmp_path)["ours"].command
+    options = words[words.index("--world.path") : words.index("--out")]
+    run: Any = change(recipe("folder-resnet18"), options, "")
+    assert cast(ImageSourceConfig, run.source).augment == AUGMENT
 
 
 @pytest.mark.slow  # 12 s of CPU

@@ -63,7 +63,8 @@ def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
         "--world.path", str(images), "--world.validation", "0",
         "--world.size", str(plan.size), "--world.shortest", str(plan.size * 8 // 7),
         "--replicas", "2", "--agent.batch", str(plan.batch),
-        "--augment.crop", "resized", "--augment.flip", "--workers", "1", "--record-every-seconds", "0.5",
+        "--augment.crop", "resized", "--augment.flip", "--augment.lighting", "0",
+        "--workers", "1", "--record-every-seconds", "0.5",
     )  # fmt: skip
     racers_by_label = {"ours": ours}
     for data in ("same", "pillow"):
