@@ -61,6 +61,20 @@ def test_our_racer_changes_images_as_the_plain_loops_do(tmp_path: Path) -> None:
     assert cast(ImageSourceConfig, run.source).augment == AUGMENT
 
 
+def test_loading_alone_cuts_crops_of_the_trainings_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Any] = []
+    windows = {label: [RaceWindow(100, 10.0, 6.0)] for label in ("ours", "ddp same", "ddp pillow")}
+    monkeypatch.setattr(resnet_throughput, "race", lambda *_: windows)
+    monkeypatch.setattr(
+        resnet_throughput.image_loading,
+        "measure",
+        lambda plan, _: loaded.append(plan) or {"ratio_pillow": 2.0},
+    )
+    plan = dataclasses.replace(resnet_throughput.QUICK, size=96)
+    assert resnet_throughput.measure(plan, print)["ratio_loader"] == 2.0
+    assert loaded[0].size == 96
+
+
 @pytest.mark.slow  # 12 s of CPU
 def test_the_classifier_is_the_plain_loop(tmp_path):
     """In float64 the losses of the first steps are the same, with augmentation and schedule."""

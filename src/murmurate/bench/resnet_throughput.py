@@ -48,7 +48,7 @@ def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
     decode with our functions and with Pillow. ``ratio_loader``: of loading alone, to a DataLoader with
     Pillow; ``loading`` has all figures of ``image-loading``. Takes ten minutes on two cores."""
     usual = image_loading.FULL if plan.rounds >= FULL.rounds else image_loading.QUICK
-    same = {name: getattr(plan, name) for name in ("images", "height", "width", "quality", "classes")}
+    same = {name: getattr(plan, name) for name in ("images", "height", "width", "quality", "classes", "size")}
     loading_plan = dataclasses.replace(usual, **same)
     loading = image_loading.measure(loading_plan, log)
     windows = race(functools.partial(racers, plan), plan, log)
