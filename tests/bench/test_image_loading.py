@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from murmurate.bench import image_loading
-from murmurate.bench._image_loaders import files_of, make_folder
+from murmurate.bench import _plain_images, image_loading
+from murmurate.bench._image_loaders import SameFunctions, TorchLoader, WithPillow, files_of, make_folder
 from murmurate.bench.image_loading import LoadingPlan
 
 pytest.importorskip("cv2")
@@ -34,3 +36,18 @@ def test_generated_files_are_always_the_same(tmp_path):
     np.testing.assert_array_equal(one.pixels, other.pixels)
     assert one.pixels.std() > 10
     assert one.labels.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("data", [SameFunctions, WithPillow])
+def test_no_side_transposes_images(data: type[SameFunctions | WithPillow], tmp_path: Path) -> None:
+    make_folder(tmp_path, 3, 40, 50, 90, 2)
+    loader = TorchLoader(data(tmp_path, 16), 3, workers=1, prefetch=1)
+    try:
+        images, labels = loader.next()
+    finally:
+        loader.close()
+    assert (images.shape, labels.shape) == ((3, 3, 16, 16), (3,))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    x = _plain_images._normalised(images.permute(0, 2, 3, 1))
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(x[:, 2], (images[:, 2] / 255 - 0.406) / 0.225)

@@ -92,7 +92,8 @@ def train(rank: int, engine: str, data: str, folder: str, size: int, batch: int,
 
 
 def _normalised(images: Tensor) -> Tensor:
-    x = images.contiguous(memory_format=torch.channels_last).float().div_(255)
+    """images: [G, H, W, 3]. Returns [G, 3, H, W] in ``torch.channels_last``."""
+    x = images.permute(0, 3, 1, 2).float().div_(255)
     mean, deviation = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _DEVIATION))
     return x.sub_(mean).div_(deviation)
 
