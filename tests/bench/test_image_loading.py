@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,7 +11,14 @@ import pytest
 import torch
 
 from murmurate.bench import _plain_images, image_loading
-from murmurate.bench._image_loaders import SameFunctions, TorchLoader, WithPillow, files_of, make_folder
+from murmurate.bench._image_loaders import (
+    EndlessOrder,
+    SameFunctions,
+    TorchLoader,
+    WithPillow,
+    files_of,
+    make_folder,
+)
 from murmurate.bench.image_loading import LoadingPlan
 
 pytest.importorskip("cv2")
@@ -51,3 +59,17 @@ def test_no_side_transposes_images(data: type[SameFunctions | WithPillow], tmp_p
     x = _plain_images._normalised(images.permute(0, 2, 3, 1))
     assert x.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(x[:, 2], (images[:, 2] / 255 - 0.406) / 0.225)
+
+
+def test_torchs_loader_goes_through_all_images_again_and_again_without_a_pause(tmp_path: Path) -> None:
+    order = list(itertools.islice(EndlessOrder(5), 15))
+    passes = [order[0:5], order[5:10], order[10:15]]
+    assert [sorted(numbers) for numbers in passes] == [list(range(5))] * 3
+    assert len({tuple(numbers) for numbers in passes}) == 3
+    make_folder(tmp_path, 5, 40, 50, 90, 5)
+    loader = TorchLoader(SameFunctions(tmp_path, 16), 3, workers=1, prefetch=1)
+    try:
+        labels = torch.cat([loader.next()[1] for _ in range(5)]).tolist()
+    finally:
+        loader.close()
+    assert labels == order, "a batch that would end a pass goes on with the next one"

@@ -78,42 +78,45 @@ class OurLoader:
 
 
 class TorchLoader:
-    """As ``OurLoader``, by torch's DataLoader with shuffling, persistent workers and at least as many batches
-    ahead."""
+    """As ``OurLoader``, by torch's DataLoader with at least as many batches ahead. Its order has no end, as
+    ours has none: at the end of a pass it would wait for the first batch of the next one."""
 
-    def __init__(self, data: Dataset[tuple[Tensor, int]], batch: int, workers: int, prefetch: int) -> None:
+    def __init__(self, data: _Files, batch: int, workers: int, prefetch: int) -> None:
         self._loader = DataLoader(
             data,
             batch,
-            shuffle=True,
+            sampler=EndlessOrder(len(data)),
             num_workers=workers,
-            drop_last=True,
-            persistent_workers=True,
             prefetch_factor=max(1, math.ceil(prefetch / workers)),
-            generator=torch.Generator().manual_seed(0),
         )
-        self._batches = self._endless()
-
-    def _endless(self) -> Iterator[Any]:
-        while True:
-            yield from self._loader
+        self._batches: Any = None  # its processes start at the first ``next``
 
     def next(self) -> tuple[Tensor, Tensor]:
+        if self._batches is None:
+            self._batches = iter(self._loader)
         images, labels = next(self._batches)
         return images.permute(0, 3, 1, 2), labels
 
     def processes(self) -> list[psutil.Process]:
-        iterator: Any = self._loader._iterator
-        if iterator is None:
-            return []
-        return [psutil.Process(worker.pid) for worker in iterator._workers]
+        return [] if self._batches is None else [psutil.Process(w.pid) for w in self._batches._workers]
 
     def close(self) -> None:
-        iterator: Any = self._loader._iterator
-        if iterator is not None:
-            for process in self.processes():  # a stopped process would not shut down
-                process.resume()
-            iterator._shutdown_workers()
+        for process in self.processes():  # a stopped process would not shut down
+            process.resume()
+        if self._batches is not None:
+            self._batches._shutdown_workers()
+
+
+class EndlessOrder:
+    """The numbers of ``count`` images, pass after pass, in a new order in each."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            yield from torch.randperm(self._count, generator=generator).tolist()
 
 
 Loader = OurLoader | TorchLoader
