@@ -75,6 +75,16 @@ def test_stop_leaves_no_process_even_of_a_racer_that_is_stopped(busy: Racer) -> 
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+def test_temporary_files_of_a_killed_racer_are_in_the_folder_of_the_race(tmp_path: Path) -> None:
+    code = f"import tempfile; tempfile.mkdtemp(prefix='left-')\n{_PARENT_WITH_BUSY_CHILD}"
+    one = racer(tmp_path, code)
+    try:
+        one.start(warm_up_cpu_seconds=0.05)
+    finally:
+        one.stop()
+    assert len(list(tmp_path.glob("left-*"))) == 1
+
+
 def test_rows_are_the_newest_of_each_replica(tmp_path: Path) -> None:
     one = racer(tmp_path, "")
     one.progress.parent.mkdir(parents=True)

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from murmurate.bench import _commands
+from murmurate.bench._racer import temporary_folder
 from murmurate.bench._result import Log, median
 from murmurate.errors import RunFailed
 
@@ -67,10 +67,10 @@ def measure(log: Log) -> dict[str, Any]:
     frames. For a number of learners that does not fit on the GPU, the reason is reported.
     """
     rows = []
-    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+    with temporary_folder() as folder:
         for learners in LEARNERS:
             log(f"{learners} learner(s) on one GPU")
-            rows.append(_row(learners, Path(folder)))
+            rows.append(_row(learners, folder))
     return {"device": torch.cuda.get_device_name(0), "learners": rows}
 
 

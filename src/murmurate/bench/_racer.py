@@ -64,7 +64,11 @@ class RaceWindow:
 
 @dataclass
 class Racer:
-    """A command that appends lines with ``key`` (env steps so far) to the file ``progress``."""
+    """A command that appends lines with ``key`` (env steps so far) to the file ``progress``.
+
+    The folder that holds the folder of ``progress`` is to be removed after the race: it also gets the
+    command's output and temporary files, which a killed command leaves behind.
+    """
 
     label: str
     command: Sequence[str]
@@ -86,7 +90,7 @@ class Racer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._output_file.parent)},
                 process_group=0,
             )
         self._next_progress()
@@ -222,12 +226,20 @@ def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for racers, removed at the end. Its name is short, because paths of sockets are limited."""
+    # a game that its racer's process group did not include may still be ending, and write its settings
+    with tempfile.TemporaryDirectory(prefix="murmurate-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
 def started(
     make_racers: Callable[[Path], Mapping[str, Racer]], plan: ThroughputPlan, log: Log
 ) -> Iterator[Mapping[str, Racer]]:
     """The racers that ``make_racers`` makes in a temporary folder, started; they are killed at the end."""
-    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        racers = make_racers(Path(folder))
+    with temporary_folder() as folder:
+        racers = make_racers(folder)
         with stopped_at_the_end(racers):
             for racer in racers.values():
                 log(f"starting {racer.label}")

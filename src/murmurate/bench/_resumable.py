@@ -12,13 +12,13 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands
+from murmurate.bench._racer import temporary_folder
 from murmurate.bench._result import Log, format_number
 from murmurate.errors import RunFailed
 from murmurate.record.report import report
@@ -118,9 +118,9 @@ def expected(runs: Sequence[ResumableRun], log: Log) -> dict[str, Any]:
 
 def measured_speed(run: ResumableRun) -> float:
     """Env steps of all learners per wall second, from a few seconds of training in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="murmurate-speed-") as folder:
+    with temporary_folder() as folder:
         options = (*run.settings, *run.speed_settings, "--record-every-seconds", "0.25")
-        racer = _commands.murmurate_train("speed", run.recipe, Path(folder), *options)
+        racer = _commands.murmurate_train("speed", run.recipe, folder, *options)
         try:
             racer.start(warm_up_cpu_seconds=4.0)
             return racer.window(8.0).per_second

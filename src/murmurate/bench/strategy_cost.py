@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from murmurate.bench import _commands, _roles
+from murmurate.bench._racer import temporary_folder
 from murmurate.bench._result import Log, median, spread
 from murmurate.bench._roles import rmsprop
 from murmurate.fabric.interface import Fabric
@@ -139,9 +138,9 @@ def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
 def waiting(cpu_seconds: float) -> dict[str, Any]:
     """Share of their time that 4 GALA learners wait, in a real run: Pong, or CartPole without ale-py."""
     world = _commands.installed_world()
-    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+    with temporary_folder() as folder:
         options = ("--replicas", "4", "--simulators", "4")
-        racer = _commands.murmurate_train("waiting", f"{world}-gala", Path(folder), *options)
+        racer = _commands.murmurate_train("waiting", f"{world}-gala", folder, *options)
         try:
             racer.start(warm_up_cpu_seconds=4.0)
             before = {row["replica"]: row for row in racer.rows()}
