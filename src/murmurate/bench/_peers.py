@@ -52,24 +52,27 @@ def _entry(name: str, full: bool, log: Log) -> dict[str, Any]:
     if not full:
         return {"status": "not run: murmurate bench atari-throughput --full"}
     log(f"running {name}")
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command(name),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         process_group=0,
-    )
-    try:
-        output, errors = process.communicate(timeout=_DEADLINE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"status": f"failed: not done within {_DEADLINE_SECONDS:g} s"}
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # kills whatever it has started
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=_DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return {"status": f"failed: not done within {_DEADLINE_SECONDS:g} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # kills whatever it has started
+    failed = {"status": f"failed: {errors.strip()[-300:]}"}
+    if process.returncode:
+        return failed
     try:
         figures: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
         rate = figures["env_steps"] / figures["cpu_seconds"]
-    except (ValueError, KeyError, IndexError):
-        return {"status": f"failed: {errors.strip()[-300:]}"}
+    except (ValueError, LookupError, TypeError, ZeroDivisionError):
+        return failed
     return {"status": "ran", "env_steps_per_cpu_second": rate, **figures}
