@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from murmurate import native
 from murmurate.bench import _replay_server
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server, start_servers
+from murmurate.errors import RunFailed
 from murmurate.ranges import PositiveInt
 
 NAME = "replay"
@@ -99,17 +101,27 @@ def measure(plan: ReplayPlan, log: Log) -> dict[str, Any]:
     }
 
 
-def _race(servers: dict[str, Server], case: ReplayCase, plan: ReplayPlan, log: Log) -> Times:
+def _race(servers: Mapping[str, Server], case: ReplayCase, plan: ReplayPlan, log: Log) -> Times:
+    """The times of all libraries that have the task, without those of a peer that fails. Raises RunFailed if
+    ours does."""
     times: Times = {}
+    failures: dict[str, str] = {}
     calls = max(3, (plan.cold_calls if case.cold else plan.calls) * 256 // max(case.batch, 256))
     request = {**dataclasses.asdict(case), "calls": calls}
     for _ in range(plan.rounds):
         for name, server in servers.items():
             answer = server.ask(request)
-            if "missing" not in answer:
+            if "seconds" in answer:
                 times.setdefault(name, []).append(float(answer["seconds"]))
+            elif "failed" in answer:
+                failures[name] = answer["failed"]
     for server in servers.values():
         server.ask({"forget": True})  # frees the memory of this case
+    for name, failure in failures.items():
+        if name == _OURS:
+            raise RunFailed(f"{case.label}: {failure}")
+        log(f"{case.label}: left out: {failure}")
+        times.pop(name, None)
     medians = ", ".join(f"{name} {1e6 * median(seconds):,.2f}" for name, seconds in times.items())
     log(f"{case.label}, microseconds: {medians}")
     return times

@@ -1,8 +1,9 @@
 """Times calls of a replay on request: one JSON request per line of stdin, one JSON answer per line of stdout.
 
 The first line of stdout is ``{"peer", "version"}``. The answer to a request ``{"task", "capacity", "batch",
-"calls", "cold"}`` is ``{"seconds"}``, the median of a call, or ``{"missing"}``, why there is none. The
-request ``{"forget": true}`` drops the replay; its answer is ``{}``. The tasks:
+"calls", "cold"}`` is ``{"seconds"}``, the median of a call, or ``{"missing"}``, why there is none, or
+``{"failed"}``, what was raised. The request ``{"forget": true}`` drops the replay; its answer is ``{}``. The
+tasks:
 
     sample          indices and importance weights (beta 0.4) of ``batch`` prioritized draws, in new arrays
     sample_reused   the same, into preallocated outputs, where the library supports them
@@ -85,7 +86,7 @@ def serve(name: str, version: str, make: Callable[[str, int, int], Call | None])
             else:
                 answer = {"seconds": _hot(call, request["calls"])}
         except Exception as problem:  # reported, so that the benchmark goes on without it
-            answer = {"missing": f"{name}: {type(problem).__name__}: {problem}"}
+            answer = {"failed": f"{name}: {type(problem).__name__}: {problem}"}
         print(json.dumps(answer), flush=True)
 
 
