@@ -149,7 +149,7 @@ def test_atari_without_the_peer_says_null_and_not_installed(monkeypatch: pytest.
 
 def test_a_gossiping_learners_share_is_per_cpu_second_and_double_buffering_per_wall_second() -> None:
     done = {
-        "float32": windows(1000, 1000, 2000),
+        "float32": windows(1000, 1000, 2000, 2000),
         "gossip": windows(900, 950, cores=2),
         "buffered": windows(800, 800, cores=2),
     }

@@ -146,9 +146,10 @@ def main_figures(windows: Windows, limits: Limits, precision: str) -> dict[str, 
 
 
 def side_figures(windows: Windows, precision: str) -> dict[str, Any]:
-    """Two GALA learners against one, and double buffering on against off, round by round."""
-    alone, gossip, buffered = windows[precision], windows["gossip"], windows["buffered"]
-    shares = [g.per_cpu_second / a.per_cpu_second for g, a in zip(gossip, alone, strict=False)]
+    """Two GALA learners against one, and double buffering on against off, in the same rounds."""
+    gossip, buffered = windows["gossip"], windows["buffered"]
+    alone = windows[precision][: len(gossip)]
+    shares = ratios([w.per_cpu_second for w in gossip], [w.per_cpu_second for w in alone])
     return {
         "per_learner_share_with_2_gossiping": median(shares),
         "gossiping": {
