@@ -9,6 +9,7 @@ second of the whole process tree, launcher included.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -60,6 +61,24 @@ class RaceWindow:
     @property
     def per_second(self) -> float:
         return self.env_steps / self.wall_seconds
+
+
+Windows = Mapping[str, Sequence[RaceWindow]]  # by racer, of each round
+
+
+def rates_by_cpu(windows: Windows) -> dict[str, list[float]]:
+    """Env steps per CPU second of each window."""
+    return {label: [w.per_cpu_second for w in of_racer] for label, of_racer in windows.items()}
+
+
+def rates_by_wall(windows: Windows) -> dict[str, list[float]]:
+    """Env steps per second of each window."""
+    return {label: [w.per_second for w in of_racer] for label, of_racer in windows.items()}
+
+
+def plain_windows(windows: Windows) -> dict[str, list[dict[str, Any]]]:
+    """The windows as JSON values."""
+    return {label: [dataclasses.asdict(w) for w in of_racer] for label, of_racer in windows.items()}
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands, _gpu, _limit, _peers
-from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, started
+from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, plain_windows, rates_by_cpu, started
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server
 from murmurate.errors import MissingExtra
@@ -62,9 +62,7 @@ def measure(plan: AtariThroughputPlan, log: Log) -> dict[str, Any]:
         **main_figures(windows, limits, precision),
         **side_figures(windows, precision),
         "peers": [*_peers.entries(plan.full, log), sb3_entry(windows)],
-        "windows": {
-            label: [dataclasses.asdict(w) for w in its_windows] for label, its_windows in windows.items()
-        },
+        "windows": plain_windows(windows),
     }
     if torch.cuda.is_available():
         result["gpu"] = _gpu.measure(log)
@@ -108,7 +106,7 @@ def _race(racers: Mapping[str, Racer], plan: AtariThroughputPlan, log: Log) -> t
 
 def main_figures(windows: Windows, limits: Limits, precision: str) -> dict[str, Any]:
     """Our rates in both precisions, the limits, and the ratios."""
-    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
+    rates = rates_by_cpu(windows)
     fastest = {net: {part: min(s) for part, s in parts.items()} for net, parts in limits.items()}
     simulator_seconds = fastest["games"]["simulator"]
     bounds = {net: _limit.limit(parts, simulator_seconds) for net, parts in fastest.items() if net != "games"}

@@ -4,12 +4,11 @@ an update's matrix products alone."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands, _peers
-from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._racer import Racer, ThroughputPlan, Windows, race, rates_by_cpu
 from murmurate.bench._result import Log, median, ratios, spread
 
 NAME = "control-throughput"
@@ -58,11 +57,11 @@ def _absent(peer: str) -> str | None:
     return _peers.absent(peer) or (None if Path(script).exists() else f"not run: there is no {script}")
 
 
-def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
+def figures(windows: Windows) -> dict[str, Any]:
     """``td3_ratio_sb3`` and the like: our rate over the other's, the median over rounds, in float32;
     ``td3_bfloat16_ratio_sb3``: ours in bfloat16. ``fastest_peer`` and ``ratio_fastest_peer``: the peer and
     algorithm with the lowest ratio, and that ratio."""
-    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
+    rates = rates_by_cpu(windows)
     result: dict[str, Any] = {
         "world": "HalfCheetah-v5, 1 simulator, 2 layers of 256 units, batches of 256, an update an env step",
         "updates_per_cpu_second": {label: spread(values) for label, values in rates.items()},

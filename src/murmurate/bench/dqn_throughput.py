@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands
-from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._racer import Racer, ThroughputPlan, Windows, race, rates_by_cpu
 from murmurate.bench._result import Log, median, ratios, spread
 
 NAME = "dqn-throughput"
@@ -48,9 +48,9 @@ def _racers(where: Path) -> dict[str, Racer]:
     return racers
 
 
-def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
+def figures(windows: Windows) -> dict[str, Any]:
     """Headline figures are those of float32, the peer's precision."""
-    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
+    rates = rates_by_cpu(windows)
     absent = _commands.missing("stable-baselines3")
     by_kind: dict[str, Any] = {}
     for label in _OURS:

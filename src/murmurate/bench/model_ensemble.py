@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from murmurate.bench import _commands, _peers
-from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._racer import Racer, ThroughputPlan, Windows, race, rates_by_cpu
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.nets.precision import faster_precision
 
@@ -38,10 +37,10 @@ def _racers(where: Path) -> dict[str, Racer]:
     return racers
 
 
-def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
+def figures(windows: Windows) -> dict[str, Any]:
     """Ratios of rates, the medians over rounds. ``ratio_mbrl`` is that of the precision that ``auto`` selects
     here; autograd is in float32."""
-    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
+    rates = rates_by_cpu(windows)
     auto_precision = faster_precision(torch.device("cpu"))
     result: dict[str, Any] = {
         "ensemble": "7 nets of 4 layers of 200, 14 inputs, 12 outputs, 256 examples of each",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands
-from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._racer import Racer, ThroughputPlan, Windows, race, rates_by_cpu, rates_by_wall
 from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt
@@ -58,20 +58,15 @@ def _racers(world: str, depths: Sequence[int], where: Path) -> dict[str, Racer]:
     }
 
 
-def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
+def figures(windows: Windows) -> dict[str, Any]:
     """The figures of each D; ratios are to the strict loop's window in the same round."""
-    strict = windows[f"D={STRICT}"]
-    wall, cpu = [w.per_second for w in strict], [w.per_cpu_second for w in strict]
-    rates = {
-        name: ([w.per_second for w in its_windows], [w.per_cpu_second for w in its_windows])
-        for name, its_windows in windows.items()
-    }
+    by_wall, by_cpu, strict = rates_by_wall(windows), rates_by_cpu(windows), f"D={STRICT}"
     return {
         name: {
-            "env_steps_per_second": spread(per_second),
-            "env_steps_per_cpu_second": spread(per_cpu_second),
-            "to_the_strict_loop": spread(ratios(per_second, wall)),
-            "to_the_strict_loop_per_cpu_second": spread(ratios(per_cpu_second, cpu)),
+            "env_steps_per_second": spread(by_wall[name]),
+            "env_steps_per_cpu_second": spread(by_cpu[name]),
+            "to_the_strict_loop": spread(ratios(by_wall[name], by_wall[strict])),
+            "to_the_strict_loop_per_cpu_second": spread(ratios(by_cpu[name], by_cpu[strict])),
         }
-        for name, (per_second, per_cpu_second) in rates.items()
+        for name in windows
     }

@@ -10,7 +10,15 @@ from typing import Any
 
 from murmurate.bench import _commands, _peers, image_loading
 from murmurate.bench._image_loaders import make_folder
-from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._racer import (
+    Racer,
+    ThroughputPlan,
+    Windows,
+    plain_windows,
+    race,
+    rates_by_cpu,
+    rates_by_wall,
+)
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.ranges import PositiveInt
 
@@ -80,9 +88,9 @@ def plain(python: str, engine: str, data: str, plan: ResNetPlan, where: Path) ->
     return _commands.appending(f"{engine}-{data}", command, where)
 
 
-def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
-    by_cpu = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
-    by_wall = {label: [w.per_second for w in its_windows] for label, its_windows in windows.items()}
+def figures(windows: Windows) -> dict[str, Any]:
+    by_cpu = rates_by_cpu(windows)
+    by_wall = rates_by_wall(windows)
     plain_loops = [label for label in windows if label.startswith("ddp")]
     fastest = max(plain_loops, key=lambda label: median(by_cpu[label]))
     against = {label: median(ratios(by_cpu["ours"], by_cpu[label])) for label in windows if label != "ours"}
@@ -101,7 +109,5 @@ def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
             for label in windows
         },
         "peers": [{"peer": _PEER, "status": _peers.absent(_PEER) or "ran"}],
-        "windows": {
-            label: [dataclasses.asdict(w) for w in its_windows] for label, its_windows in windows.items()
-        },
+        "windows": plain_windows(windows),
     }

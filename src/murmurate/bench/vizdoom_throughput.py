@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands, _peers
-from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._racer import (
+    Racer,
+    ThroughputPlan,
+    Windows,
+    plain_windows,
+    race,
+    rates_by_cpu,
+    rates_by_wall,
+)
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.errors import MissingExtra
 
@@ -51,11 +58,11 @@ def _racers(where: Path) -> dict[str, Racer]:
     return racers
 
 
-def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
+def figures(windows: Windows) -> dict[str, Any]:
     """The headline figures are those of A2C with its recipe's settings and of Sample Factory's faster
     mode."""
-    by_cpu = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
-    by_wall = {label: [w.per_second for w in its_windows] for label, its_windows in windows.items()}
+    by_cpu = rates_by_cpu(windows)
+    by_wall = rates_by_wall(windows)
     modes = [mode for mode in _MODES if mode in windows]
     peer = max(modes, key=lambda mode: median(by_cpu[mode]), default=None)
     peer_by_wall = max(modes, key=lambda mode: median(by_wall[mode]), default=None)
@@ -82,7 +89,5 @@ def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
         "sample_factory_mode": peer,
         "by_agent": rows,
         "peers": [entry],
-        "windows": {
-            label: [dataclasses.asdict(w) for w in its_windows] for label, its_windows in windows.items()
-        },
+        "windows": plain_windows(windows),
     }
