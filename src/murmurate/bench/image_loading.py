@@ -87,7 +87,7 @@ def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
         finally:
             for loader in loaders.values():
                 loader.close()
-    return {**_figures(windows), "bytes_per_image": total_bytes / plan.images, "rows": plan.batch}
+    return {**_figures(windows), "bytes_per_image": total_bytes / plan.images}
 
 
 def _window(loader: Loader, plan: LoadingPlan) -> tuple[float, float]:
