@@ -171,6 +171,15 @@ def test_speed_ups_are_over_the_first_of_a_panel(plan, world, monkeypatch):
     assert {row["folds"] for row in rows} == {7}
 
 
+def test_a_target_after_fewer_documents_than_usual_before_the_first_look_is_looked_at(plan, world, tmp_path):
+    early = dataclasses.replace(
+        plan, target_documents=300, workers=(1,), threads=(), both=(), largest=None, where=str(tmp_path)
+    )
+    svi = topics_speedup.run_of(world, topics_speedup.svi_model(early), Solo(), 1)
+    serial = topics_speedup._rule("average", world, svi, COSTS, early, QUIET)["serial"]
+    assert serial["reached"]["documents"] == 320  # whole mini-batches
+
+
 def test_times_are_at_the_perplexity_that_serial_comes_to():
     found = {
         "serial": {"documents_per_second": 10.0, "points": [(100, 90.0), (200, 80.0), (300, 70.0)]},

@@ -189,7 +189,8 @@ def _rule(
     def curve(name: str, run: Run, seconds: float, target: float, most: int) -> list[Evaluated]:
         def compute() -> list[Evaluated]:
             log(name)
-            schedule = EvaluationSchedule(documents, 1_000, plan.look_factor, most, target, folded=True)
+            first = min(1_000, plan.target_documents)
+            schedule = EvaluationSchedule(documents, first, plan.look_factor, most, target, folded=True)
             return evaluations(run, cluster(seconds, cost, plan), schedule)
 
         key = [plain(run), dataclasses.asdict(cost), target, most, plan.network, plan.look_factor]
