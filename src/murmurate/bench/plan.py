@@ -102,14 +102,15 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
 
 
 def errors(cases: Sequence[Mapping[str, Any]], exhaustive: Sequence[str]) -> dict[str, float | None]:
-    """The medians and the worst of the cases' errors: see ``measure``."""
+    """The medians and the worst of the cases' errors: see ``measure``. None where there are no such cases, as
+    where each recipe has one configuration that fits in memory."""
     others = [case for case in cases if not case["choice"]]
     drawn = [case["error"] for case in others if case["drawn"]]
     of_all = [case["error"] for case in others if case["recipe"] in exhaustive]
     return {
-        "median_error": statistics.median(drawn),
+        "median_error": statistics.median(drawn) if drawn else None,
         "median_error_exhaustive": statistics.median(of_all) if of_all else None,
-        "worst_error": max(case["error"] for case in others),
+        "worst_error": max((case["error"] for case in others), default=None),
     }
 
 
