@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from murmurate.bench import _gala, _resumable, gala_sweep, gala_table
+from murmurate.bench import _gala, _resumable, actor_learners, gala_sweep, gala_table
 from murmurate.bench._gala import GalaPlan, Job
 from murmurate.bench._result import progress_log
-from murmurate.errors import RunFailed
+from murmurate.errors import Refusal, RunFailed
 from murmurate.record.reader import read_metrics
 from murmurate.training.checkpoint import commit, write_part
 from waiting import until
@@ -133,6 +133,15 @@ def test_a_folder_whose_run_had_other_settings_is_refused(tmp_path: Path, traine
         _resumable.train(other.run, SILENT)
     assert len(trainer.commands) == 2  # one for each end of the first plan's run
     _resumable.train(job.run, SILENT)
+
+
+def test_simulators_that_learners_cannot_have_equally_are_refused(tmp_path: Path, trainer: Trainer) -> None:
+    """Else the row of 30 simulators would be of 28 in the runs."""
+    with pytest.raises(Refusal, match=r"4 processes cannot have 30 simulators .* Use --simulators 32"):
+        gala_table.measure(plan(tmp_path, learners=4, simulators=(16, 30)), SILENT)
+    with pytest.raises(Refusal, match="Use --simulators 33"):
+        actor_learners.planned(actor_learners.ActorLearnersPlan(processes=3), "GALA", 0)
+    assert not trainer.commands
 
 
 # -- hours ---------------------------------------------------------------------------------------------

@@ -1,20 +1,38 @@
-"""The runs of ``gala-table`` and ``gala-sweep`` (see ``_resumable``), kept below ``GalaPlan.where``."""
+"""The runs of ``gala-table`` and ``gala-sweep`` (see ``_resumable``), kept below ``GalaPlan.where``; and what
+``actor-learners`` shares with them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from murmurate.agents.a2c import A2C
 from murmurate.bench._resumable import ResumableRun
+from murmurate.errors import Refusal
 from murmurate.ranges import PositiveInt
 from murmurate.recipes import recipe
 
 SIX_GAMES = ("beam-rider", "breakout", "pong", "qbert", "seaquest", "space-invaders")
 METHODS = {"A2C": "all-reduce", "GALA-A2C": "gala"}  # the paper's name -> our strategy
 NOMINAL_SIMULATORS = 16  # the recipe's learning rate is for this number, and Fig. 1a compares with it
+
+
+def learning_rate(name: str, simulators: int) -> float:
+    """The rate of the recipe ``name``, which grows with the square root of the number of simulators of all
+    learners (the authors' own command has 0.0014 for 64, github.com/facebookresearch/gala)."""
+    rate: float = cast(Any, recipe(name).learner).learning_rate
+    return rate * math.sqrt(simulators / NOMINAL_SIMULATORS)
+
+
+def share(simulators: int, processes: int) -> int:
+    """The number of simulators of each process. Raises Refusal if they cannot have equally many."""
+    if simulators % processes:
+        raise Refusal(
+            f"{processes} processes cannot have {simulators} simulators in equal parts. Use --simulators "
+            f"{math.ceil(simulators / processes) * processes}."
+        )
+    return simulators // processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +70,8 @@ class Job:
     def folder(self) -> Path:
         """Named by all that the training depends on, so that no plan reuses the run of a different plan."""
         plan, ends = self.plan, "-".join(map(str, self.plan.env_steps))
-        per_learner = self.simulators // plan.learners
-        setup = f"{self.game}-{METHODS[self.method]}-{plan.learners}x{per_learner}"
+        each = share(self.simulators, plan.learners)
+        setup = f"{self.game}-{METHODS[self.method]}-{plan.learners}x{each}"
         return Path(plan.where) / f"{setup}-to-{ends}-seed-{self.seed}"
 
     @property
@@ -65,20 +83,14 @@ class Job:
         return f"{self.game}-a2c"
 
     def settings(self) -> tuple[str, ...]:
-        """Options of ``murmurate train``, without the run's length and folder.
-
-        The learning rate grows with the square root of the number of simulators of all learners, with both
-        methods (the authors' own command has 0.0014 for 64, github.com/facebookresearch/gala).
-        """
+        """Options of ``murmurate train``, without the run's length and folder."""
         plan = self.plan
-        nominal_rate = cast(A2C, recipe(self.recipe).learner).learning_rate
-        rate = nominal_rate * math.sqrt(self.simulators / NOMINAL_SIMULATORS)
         return (
             "--strategy", METHODS[self.method],
             "--replicas", str(plan.learners),
-            "--simulators", str(self.simulators // plan.learners),
+            "--simulators", str(share(self.simulators, plan.learners)),
             "--seed", str(self.seed),
-            "--agent.learning-rate", repr(rate),
+            "--agent.learning-rate", repr(learning_rate(self.recipe, self.simulators)),
             "--agent.learning-rate-end", "1",
             "--stop-at-return", "none",
             "--eval-episodes", str(plan.eval_episodes),

@@ -6,7 +6,6 @@ continues (see ``_resumable``).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from murmurate.bench import _resumable
+from murmurate.bench import _gala, _resumable
 from murmurate.bench._result import Log, spread
 from murmurate.bench._resumable import ResumableRun, diverged
 from murmurate.ranges import PositiveInt
-from murmurate.recipes import recipe
 from murmurate.record.report import report
 from murmurate.record.runs import RecordedRun, open_run
 
@@ -35,7 +33,6 @@ METHODS: dict[str, tuple[str, str]] = {
     "GALA": ("gala", "--replicas {n} --simulators {each}"),
     "IMPALA": ("impala", "--actors {n} --simulators {all}"),
 }
-_NOMINAL_SIMULATORS = 16  # the recipe's learning rate is for this number
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,11 @@ def measure(plan: ActorLearnersPlan, log: Log) -> dict[str, Any]:
 
 
 def planned(plan: ActorLearnersPlan, method: str, seed: int) -> ResumableRun:
+    """Raises Refusal if the processes cannot have equally many simulators."""
     algorithm, options = METHODS[method]
-    counts = {"n": plan.processes, "each": plan.simulators // plan.processes, "all": plan.simulators}
-    # as the authors of GALA do: the rate grows with the square root of the number of all simulators
-    learner: Any = recipe(f"{plan.world}-{algorithm}").learner
-    rate = learner.learning_rate * math.sqrt(plan.simulators / _NOMINAL_SIMULATORS)
+    each = _gala.share(plan.simulators, plan.processes)
+    counts = {"n": plan.processes, "each": each, "all": plan.simulators}
+    rate = _gala.learning_rate(f"{plan.world}-{algorithm}", plan.simulators)
     settings = (
         *options.format(**counts).split(),
         *(() if algorithm == "impala" else ("--agent.learning-rate", repr(rate))),
