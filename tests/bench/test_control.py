@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from murmurate import recipes
 from murmurate.agents.sac import SAC
 from murmurate.agents.td3 import TD3
-from murmurate.bench import control_learning, control_throughput, spo_learning
+from murmurate.bench import _sb3_learning, control_learning, control_throughput, spo_learning
 from murmurate.bench._control_limit import ACTIONS, BATCH, OBSERVED, Update
 from murmurate.bench._racer import RaceWindow
 from murmurate.cli.options import change
@@ -111,6 +112,26 @@ def test_the_papers_settings_are_td3s_and_have_runs_of_their_own() -> None:
     assert control_learning._hyperparameters(paper, "halfcheetah", "td3").random_env_steps == 10_000
     with pytest.raises(Refusal, match="The paper's settings are TD3's: add --agents td3"):
         control_learning.measure(dataclasses.replace(paper, agents=("td3", "sac")), print)
+
+
+def test_an_agent_that_has_no_peer_is_refused_before_anything_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("murmurate.bench._commands.missing", lambda *_: None)
+    monkeypatch.setattr("murmurate.bench._resumable.expected", lambda *_: pytest.fail("it began"))
+    plan = control_learning.ControlLearningPlan(agents=("td3", "ddpg"))
+    with pytest.raises(Refusal, match=r"Only td3 and sac .* use --sb3-seeds 0"):
+        control_learning.measure(plan, print)
+
+
+def test_games_of_stable_baselines3_are_drawn_by_the_runs_seed() -> None:
+    pytest.importorskip("stable_baselines3")
+    run = functools.partial(
+        _sb3_learning.train, algorithm="sac", env_id="Pendulum-v1", env_steps=3, random_env_steps=3,
+        batch=2, rate=1e-3, hidden=4, games=1,
+    )  # fmt: skip
+    first, again, other = (run(seed=seed) for seed in (0, 0, 1))
+    assert first == again != other
 
 
 def test_learners_of_spo_share_batch_and_steps() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import gymnasium
 import torch
 
+_GAMES_SEED = 1_000_000  # added to the run's seed: the games are not those of its training
+
 
 def train(
     *,
@@ -33,6 +35,7 @@ def train(
     from stable_baselines3 import SAC, TD3
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.noise import NormalActionNoise
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
     env = gymnasium.make(env_id)
     shape = env.action_space.shape
@@ -53,7 +56,9 @@ def train(
         device="cpu",
     )
     learner.learn(env_steps)
-    mean, _ = evaluate_policy(learner, gymnasium.make(env_id), n_eval_episodes=games)
+    unseen = DummyVecEnv([lambda: gymnasium.make(env_id)])
+    unseen.seed(_GAMES_SEED + seed)
+    mean, _ = evaluate_policy(learner, unseen, n_eval_episodes=games, warn=False)
     assert isinstance(mean, float)
     return mean
 

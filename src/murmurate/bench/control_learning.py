@@ -106,11 +106,13 @@ def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
 
     ``reached``: whether no seed diverged and the mean is at least the published mean minus one deviation.
     ``welch_p``: p-value of Welch's two-sided test that our returns and Stable-Baselines3's have the same
-    mean; None if a seed diverged, or all returns of a side are equal. ``diverged``: number of seeds that did;
-    the other figures are of the rest.
+    mean; None if a seed diverged, or all returns of each side are equal. ``diverged``: number of seeds that
+    did; the other figures are of the rest.
     """
     if plan.settings == "paper" and plan.agents != ("td3",):
         raise Refusal("The paper's settings are TD3's: add --agents td3, or leave out --settings paper.")
+    if plan.sb3_seeds and not {*plan.agents} <= {"td3", "sac"}:
+        raise Refusal("Only td3 and sac are compared with Stable-Baselines3: for others use --sb3-seeds 0.")
     if plan.sb3_seeds and _commands.missing("stable-baselines3"):
         raise MissingExtra("stable-baselines3", "bench", "a comparison with Stable-Baselines3")
     if min(plan.seeds, plan.sb3_seeds) > 1 and _commands.missing("scipy"):
