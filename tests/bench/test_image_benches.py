@@ -75,6 +75,11 @@ def test_loading_alone_cuts_crops_of_the_trainings_size(monkeypatch: pytest.Monk
     assert loaded[0].size == 96
 
 
+def test_a_loss_that_is_nan_equals_no_other():
+    assert resnet_parity.equal_steps([0.0, float("nan"), 0.0]) == 1
+    assert resnet_parity.equal_steps([0.0, 1e-5]) == 2
+
+
 @pytest.mark.slow  # 12 s of CPU
 def test_the_classifier_is_the_plain_loop(tmp_path):
     """In float64 the losses of the first steps are the same, with augmentation and schedule."""

@@ -103,8 +103,8 @@ def losses_compared(run: Run, steps: int) -> dict[str, list[float]]:
 
 
 def equal_steps(differences: list[float]) -> int:
-    """How many of the first steps differ by at most 1e-4."""
-    return next((k for k, each in enumerate(differences) if each > _EQUAL), len(differences))
+    """How many of the first steps differ by at most 1e-4; a loss that is NaN equals no other."""
+    return next((k for k, each in enumerate(differences) if not each <= _EQUAL), len(differences))
 
 
 def accuracies(plan: ParityPlan, where: Path, log: Log) -> dict[str, Any]:
