@@ -104,6 +104,40 @@ def test_what_only_a_resume_or_a_joiner_would_show_is_found(kind, call, raised):
         test_strategy_states.test_with_a_saved_state_it_goes_on_after(kind, call)
 
 
+@dataclass
+class Momentum(Strategy):
+    """Average gradients, and add a share of the average before; its vector is not saved."""
+
+    name: ClassVar[str] = "forgotten-momentum"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
+    synchronous: ClassVar[bool] = True
+    _before: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False, compare=False)
+
+    def attach(self, replica, channel):
+        self._before = torch.zeros_like(replica.grad)
+
+    def step(self, replica, channel):
+        heard = channel.mean_(replica.grad)
+        self._before.mul_(0.5).add_(replica.grad)
+        replica.grad.copy_(self._before)
+        replica.update()
+        return Exchange(replica.clock, heard, 0)
+
+
+class SavedMomentum(Momentum):
+    def state(self):
+        return {"before": self._before.clone()}
+
+    def load(self, state):
+        self._before.copy_(state["before"])
+
+
+def test_a_vector_that_a_strategy_does_not_save_is_found():
+    test_strategy_states.test_its_state_is_all_that_must_survive_a_checkpoint(SavedMomentum, 0)
+    with pytest.raises(AssertionError, match="leaves out something"):
+        test_strategy_states.test_its_state_is_all_that_must_survive_a_checkpoint(Momentum, 0)
+
+
 class Returnless(Ring):
     def step(self, replica, channel):
         super().step(replica, channel)

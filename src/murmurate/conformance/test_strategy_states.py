@@ -18,8 +18,8 @@ every_strategy = pytest.mark.parametrize("kind", KNOWN.values(), ids=KNOWN)
 @every_strategy
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_its_state_is_all_that_must_survive_a_checkpoint(kind, seed):
-    """Half-way each learner's strategy is reset to its fields after ``attach``, except for vectors, and loads
-    its saved state: it must go on as if nothing had happened."""
+    """Half-way each learner's strategy is reset to its fields after ``attach`` and loads its saved state: it
+    must go on as if nothing had happened."""
     if not kind.synchronous or kind.centre:
         pytest.skip("what it does after a checkpoint depends on what peers have published meanwhile")
     size = 1 if kind.name == "solo" else 3
@@ -89,18 +89,32 @@ def saving_role(kind, restores, endpoint):
     replicator, replica, end = start(kind, sgd, endpoint)
     strategy = replicator.bound_replicas["model"].strategy
     attached = {name: copied(value) for name, value in vars(strategy).items()}
+    vectors = copied_vectors(strategy, replica)
     PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,))
     settle(replicator, end)
     state = copy.deepcopy(strategy.state())
     if restores:
         vars(strategy).clear()
         vars(strategy).update(attached)
+        for name, vector in vectors.items():
+            attached[name].detach().copy_(vector)
         strategy.load(state)
     return PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,), MANY_UPDATES // 4)
 
 
 def copied(value):
-    """A copy of a strategy's field; the value itself for vectors, which may be shared, and handles."""
+    """A copy of a strategy's field; the value itself for vectors (see ``copied_vectors``), and handles."""
     if isinstance(value, torch.Generator):
         return value.clone_state()
     return copy.copy(value) if isinstance(value, list | dict | set) else value
+
+
+def copied_vectors(strategy, replica):
+    """Copies of a strategy's vectors, by field, but for those in the replica's memory: what is in the others
+    after ``attach`` is written back to them, as an optimizer or a fabric may hold them, too."""
+    kept = {x.untyped_storage().data_ptr() for x in (replica.params, replica.grad)}
+    return {
+        name: value.detach().clone()
+        for name, value in vars(strategy).items()
+        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in kept
+    }
