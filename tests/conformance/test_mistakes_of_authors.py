@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from murmurate.conformance import test_recipes, test_strategies, test_strategy_states, test_worlds
+from murmurate.conformance.simulators import drawn_actions
 from murmurate.conformance.smallest import shortest
 from murmurate.evaluation.interface import EvalContext, Evaluation
 from murmurate.fabric.interface import Capability
 from murmurate.ranges import PositiveInt
 from murmurate.replica.vector import Exchange
+from murmurate.spec import EnvSpec
 from murmurate.strategies.interface import Strategy, mean_of_published
 
 
@@ -227,6 +229,19 @@ def test_a_worlds_mistake_is_named(mistake, test, words, monkeypatch):
     else:
         with pytest.raises(AssertionError, match=words):
             run("catch")
+
+
+def test_a_world_is_sent_actions_that_agents_send():
+    parts = EnvSpec("parts", (4,), torch.float32, actions=0, action_shape=(2,), factors=(2, 5))
+    drawn = drawn_actions(parts, 50, 2, seed=0)
+    assert (drawn.shape, drawn.dtype) == ((50, 2, 2), torch.float32)
+    assert [drawn[..., k].unique().tolist() for k in (0, 1)] == [[0, 1], [0, 1, 2, 3, 4]]
+    matrices = EnvSpec(
+        "matrices", (4,), torch.float32, 0, action_shape=(2, 3), action_high=(1, 1, 1, 9, 9, 9)
+    )
+    drawn = drawn_actions(matrices, 50, 2, seed=0)
+    assert drawn.shape == (50, 2, 2, 3)
+    assert drawn[..., 1, :].std() > 5 * drawn[..., 0, :].std()
 
 
 @dataclass(frozen=True)

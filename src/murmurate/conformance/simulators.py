@@ -11,11 +11,16 @@ from murmurate.worlds.interface import Simulators, SimulatorWorld
 
 
 def drawn_actions(spec: EnvSpec, steps: int, size: int, seed: int) -> torch.Tensor:
+    """[steps, size] or [steps, size, *shape], as agents send them."""
     generator = torch.Generator().manual_seed(seed)
     if spec.actions:
         return torch.randint(spec.actions, (steps, size), generator=generator)
+    if spec.factors:
+        parts = [torch.randint(count, (steps, size), generator=generator) for count in spec.factors]
+        return torch.stack(parts, -1).float()
     # sometimes beyond the bounds, because simulators must clip actions
-    return torch.randn(steps, size, *spec.action_shape, generator=generator) * torch.tensor(spec.action_high)
+    drawn = torch.randn(steps, size, *spec.action_shape, generator=generator)
+    return drawn * torch.tensor(spec.action_high).view(spec.action_shape)
 
 
 def play(simulators: Simulators, actions: torch.Tensor) -> TimeStep:
