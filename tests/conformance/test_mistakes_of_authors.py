@@ -140,6 +140,36 @@ def test_a_vector_that_a_strategy_does_not_save_is_found():
         test_strategy_states.test_its_state_is_all_that_must_survive_a_checkpoint(Momentum, 0)
 
 
+@dataclass
+class EverySeventh(Strategy):
+    """Take the mean with every seventh update."""
+
+    name: ClassVar[str] = "every-seventh"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
+    synchronous: ClassVar[bool] = True
+    period: ClassVar[int] = 7
+    late: ClassVar[int] = 0
+
+    def step(self, replica, channel):
+        replica.update()
+        rounds, staleness = divmod(replica.clock - self.late, self.period)
+        heard = channel.mean_(replica.params.detach()) if staleness == 0 else 1
+        return Exchange(rounds, heard, staleness)
+
+
+class OneLate(EverySeventh):
+    """With the updates 1, 3, 5, ..."""
+
+    period, late = 2, 1
+
+
+def test_any_period_is_right_whose_rounds_end_with_its_multiples():
+    test = test_strategies.test_rounds_of_a_synchronous_strategy_also_end_with_batches_of_several_updates
+    test(EverySeventh)
+    with pytest.raises(AssertionError, match="Exchange with every period-th update"):
+        test(OneLate)
+
+
 class Returnless(Ring):
     def step(self, replica, channel):
         super().step(replica, channel)
