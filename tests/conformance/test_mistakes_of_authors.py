@@ -18,7 +18,7 @@ from murmurate.conformance.simulators import drawn_actions
 from murmurate.conformance.smallest import shortest
 from murmurate.evaluation.interface import EvalContext, Evaluation
 from murmurate.fabric.interface import Capability
-from murmurate.ranges import PositiveInt
+from murmurate.ranges import PositiveInt, UnitInterval
 from murmurate.replica.vector import Exchange
 from murmurate.spec import EnvSpec
 from murmurate.strategies.interface import Strategy, mean_of_published
@@ -168,6 +168,26 @@ def test_any_period_is_right_whose_rounds_end_with_its_multiples():
     test(EverySeventh)
     with pytest.raises(AssertionError, match="Exchange with every period-th update"):
         test(OneLate)
+
+
+@dataclass
+class Several(Ring):
+    """shares: numbers that run.json has as a list."""
+
+    shares: tuple[UnitInterval, ...] = (0.5, 0.25)
+
+
+@dataclass
+class NotStored(Ring):
+    """share: a number that run.json cannot have."""
+
+    share: complex = 0.5j
+
+
+def test_hyper_parameters_are_what_run_json_gives_back():
+    test_strategies.test_it_is_a_dataclass_whose_fields_all_have_defaults(Several)
+    with pytest.raises(TypeError):
+        test_strategies.test_it_is_a_dataclass_whose_fields_all_have_defaults(NotStored)
 
 
 class Returnless(Ring):

@@ -25,6 +25,7 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.strategies import strategies
 from murmurate.strategies.interface import Strategy
+from murmurate.training.run_folder import plain, restore
 
 UPDATES = 6
 MANY_UPDATES = 100  # enough for strategies that exchange every 10 updates
@@ -152,7 +153,7 @@ def test_it_is_a_dataclass_whose_fields_all_have_defaults(kind):
     for field in dataclasses.fields(kind):
         if field.init:
             assert not field.name.startswith("_"), "what is remembered is no hyper-parameter"
-            assert json.loads(json.dumps(getattr(strategy, field.name))) == getattr(strategy, field.name)
+    assert restore(strategy, json.loads(json.dumps(plain(strategy)))) == strategy, "run.json loses a value"
     assert kind(**{f.name: getattr(strategy, f.name) for f in dataclasses.fields(kind) if f.init}) == strategy
 
 
