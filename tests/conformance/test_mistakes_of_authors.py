@@ -200,6 +200,11 @@ class Live(Ring):
         return replica.params.detach()
 
 
+class Summed(Ring):
+    def consensus(self, replica, channel):
+        return channel.size * mean_of_published(replica, channel)
+
+
 class Idle(Ring):
     def step(self, replica, channel):
         return Exchange(0, 1, 0)
@@ -216,6 +221,7 @@ class Alone(Ring):
     [
         (Returnless, r"Returnless.step returned None: return Exchange\(round, heard, staleness\)"),
         (Live, "consensus must return a copy"),
+        (Summed, "neither a mean of the members' parameters nor a vector that"),
         (Idle, r"call replica.update\(\) once"),
     ],
 )
