@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,36 @@ from waiting import until
 pytestmark = pytest.mark.timeout(900)
 
 
+_UPDATES = 5
+
+
+class LoadingAgent(A2CAgent):
+    """Takes a batch from a data loader with two workers before each update, and ends the loader."""
+
+    batches: Iterator[Any] | None = None
+
+    def learn(self, batch: Batch) -> Outcome:
+        if self.batches is None:
+            self.batches = iter(DataLoader(range(4 * _UPDATES), batch_size=4, num_workers=2))
+        assert next(self.batches).tolist() == list(range(4 * self.clock, 4 * self.clock + 4))
+        if self.clock == _UPDATES - 1:
+            # garbage collection would close the workers' queues first, and then wait 5 s for each of them
+            assert next(self.batches, None) is None
+        return super().learn(batch)
+
+
 @dataclasses.dataclass(frozen=True)
 class WithLoader(A2C):
-    """A2C that takes a batch from a data loader with two workers before each update."""
-
     def build(self, context: Context) -> A2CAgent:
-        agent = super().build(context)
-        learn, batches = agent.learn, []
-
-        def learn_after_loading(batch: Batch) -> Outcome:
-            if not batches:
-                batches.append(iter(DataLoader(range(100), batch_size=4, num_workers=2)))
-            assert next(batches[0]).tolist() == list(range(4 * agent.clock, 4 * agent.clock + 4))
-            return learn(batch)
-
-        agent.learn = learn_after_loading  # type: ignore[method-assign]
-        return agent
+        return LoadingAgent(self, context)
 
 
 @pytest.mark.parametrize("launcher", ["local", "inline"])
 def test_a_learner_may_have_a_data_loader_with_workers(launcher: str, tmp_path: Path) -> None:
-    run = short(learner=WithLoader(), replicas=2, updates=5, launcher=launcher)
+    run = short(learner=WithLoader(), replicas=2, updates=_UPDATES, launcher=launcher)
     finish = train(run, tmp_path / "run")
     assert (finish.code, finish.summary["exit"]) == (0, "finished")
-    assert finish.summary["updates"] >= 5
+    assert finish.summary["updates"] >= _UPDATES
 
 
 @dataclasses.dataclass(frozen=True)
