@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -229,11 +229,8 @@ def test_trees_work_side_by_side_in_threads():
             tree.sample(256, 0.4)
             assert tree.total > 0, step
 
-    threads = [threading.Thread(target=work, args=(tree,)) for tree in trees]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(trees)) as threads:
+        list(threads.map(work, trees))  # raises what one of them raised
     for tree in trees:
         assert tree.total == pytest.approx(float(tree.priorities.double().sum()), rel=1e-6)
 
