@@ -11,6 +11,7 @@ import torch
 
 from laws.jin import Bowl, draws, event, lam, left_over, printed_lambda
 from laws.problems import Point
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.pull_gossip import PullGossip
 from murmurate.strategies.push_gossip import PushGossip
@@ -206,3 +207,48 @@ def test_the_rounds_of_synchronous_gossip_are_uniform_and_independent(with_self)
         for j in peers[i]:
             hits = [one[i] == j for one in drawn]
             assert standard_errors_off(hits, 1 / len(peers[i])) < 4
+
+
+def in_rounds(bowl, rounds, seed, member):
+    """[rounds, d]: one member's vector after each synchronous round."""
+    strategy = SynchronousGossip(with_self=True, seed=seed)
+    replica = Replicator(strategy, member).replicate(
+        "x", Point(*[bowl.start] * bowl.dimension), lambda p: torch.optim.SGD(p, lr=bowl.alpha)
+    )
+    noise = torch.Generator().manual_seed(100 * seed + member.rank)
+    path = []
+    for _ in range(rounds):
+        xi = torch.randn(bowl.dimension, generator=noise, dtype=torch.float64)
+        replica.follow(bowl.curvatures * replica.params.detach() + xi)
+        path.append(replica.params.detach().numpy().copy())
+    return path
+
+
+def test_theorem_2_the_distance_in_synchronous_rounds():
+    """Eq. 3.11, with the curvatures' m and L; and exactly what the average over all rounds' draws says.
+
+    With M = (I + sum_i e_i e_j_i')/2: E|M y|^2 = |y|^2 / 2 + (sum y)^2 / 2p, and E(sum M y)^2 = (sum y)^2 +
+    (|y|^2 - (sum y)^2 / p)/4, where y is after the update, (1 - alpha h) x - alpha xi.
+    """
+    bowl, rounds = Bowl(size=4, alpha=0.1, start=1.0), 40
+    p, runs, expected = bowl.size, [], []
+    for seed in range(RUNS):
+        role = functools.partial(in_rounds, bowl, rounds, seed)
+        x = np.array(SimulatedFabric(p, seed=seed).run([role] * p))
+        runs.append([np.square(y).sum(axis=(0, 2)) for y in (x, x - x.mean(axis=0))])
+    away, apart = np.array(runs).swapaxes(0, 1)
+    shrink, fresh = 1 - bowl.alpha * bowl.curvatures.numpy(), p * bowl.alpha**2
+    square = np.full(bowl.dimension, p * bowl.start**2)
+    sum_square = p * square
+    for _ in range(rounds):
+        y, sum_y = shrink**2 * square + fresh, shrink**2 * sum_square + fresh
+        square, sum_square = y / 2 + sum_y / (2 * p), sum_y + (y - sum_y / p) / 4
+        expected.append((square.sum(), (square - sum_square / p).sum()))
+    kappa = bowl.m * bowl.L / (bowl.m + bowl.L)
+    ball = p * bowl.alpha * bowl.variance / (2 * kappa)
+    start = p * bowl.start**2 * bowl.dimension
+    bound = (1 - 2 * bowl.alpha * kappa) ** np.arange(1, rounds + 1) * start + ball
+    assert (away.mean(axis=0) <= bound).all()
+    for k in range(0, rounds, 4):
+        assert standard_errors_off(away[:, k], expected[k][0]) < 4
+        assert standard_errors_off(apart[:, k], expected[k][1]) < 4
