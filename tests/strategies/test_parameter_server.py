@@ -190,16 +190,24 @@ def test_a_full_queue_keeps_the_gradient_for_the_next_push():
     assert company.fabric.sent[0][3] == [3.0]
 
 
-def test_a_peers_state_brings_everything_but_its_gradient():
-    company = Company(ParameterServer(period=4), 2, start=0.0)
+def test_a_state_brings_everything_and_that_of_a_peer_all_but_its_gradient():
+    company = Company(ParameterServer(delay_bound=2), 2, start=0.0)
     for _ in range(3):
         company.step(0, 1.0)
-    state = company.bound_replicas[0].strategy.state()
-    own, peer = company.bound_replicas[0].strategy, company.bound_replicas[1].strategy
+    company.step(1, 10.0)  # refused; it pulls version 3
+    company.fabric.while_waiting = lambda: None
+    company.step(1, 1.0)  # pushed, and not answered
+    company.step(1, 4.0)
+    state = company.bound_replicas[1].strategy.state()
+    numbers = {"rank": 1, "summed": 1, "oldest": 3, "version": 3, "rounds": 1, "pulled_at": 1, "refused": 1}
+    assert state == {"gradient": torch.tensor([4.0]), **numbers}
+    peer, own = (bound.strategy for bound in Company(ParameterServer(delay_bound=2), 2).bound_replicas[:2])
     own.load(state)
     peer.load(state)
     assert own.state() == state
-    assert peer.state()["gradient"].tolist() == [0.0]
+    assert peer.state() | {"oldest": 0} == {
+        "gradient": torch.tensor([0.0]), **numbers, "rank": 0, "summed": 0, "oldest": 0
+    }  # fmt: skip
 
 
 def test_what_makes_no_sense_is_an_error():
