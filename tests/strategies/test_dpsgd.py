@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from laws.problems import same
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, FabricError
 from murmurate.strategies.dpsgd import DPSGD
@@ -227,6 +228,29 @@ def test_vectors_restored_unfolded_are_joined_in_their_order():
     state = company.centre.strategy.state()
     company.centre.strategy.load(state)
     assert [one.item() for one in company.centre.strategy._master.pending] == [-float(k) for k in range(12)]
+
+
+def test_a_resumed_company_has_all_that_was_saved_and_goes_on():
+    """M = 2 with momentum: v = -10, a push of -2 waits for another; node 1 was refused, and learned -4."""
+    strategy = DPSGD(
+        global_learning_rate=1.0, local_updates=2, batch=2, global_momentum=0.5, delay_bound=1, **ALONE
+    )
+    company, again = Company(strategy, 2), Company(strategy, 2)
+    for rank, gradient in [(0, 1.0)] * 8 + [(1, 1.0)] * 2 + [(0, 1.0)] * 2 + [(1, 4.0)]:
+        company.step(rank, gradient)
+    saved = [(bound.replica.state(), bound.strategy.state()) for bound in company.bound_replicas]
+    for bound, (replica, state) in zip(again.bound_replicas, saved, strict=True):
+        bound.replica.load(replica)
+        bound.strategy.load(state)
+    for bound in again.bound_replicas:
+        bound.strategy.resumed(bound.replica, bound.channel)
+    assert saved[1][1]["marks"].tolist() == [2, 0, 2, 2, 1]
+    assert [state["refused"] for _, state in saved] == [0, 1, 1]
+    for rank, (_, state) in enumerate(saved):
+        if "marks" in state:
+            state["marks"][1] = rank + 1  # the master sends v to each
+        assert same(again.bound_replicas[rank].strategy.state(), state)
+    assert again.step(1, 0.0) == (-19.0, 2, 2, 0)  # momentum: 6 / 2 + 2 + 4
 
 
 def test_b_counts_the_updates_of_the_node_as_in_algorithm_9():
