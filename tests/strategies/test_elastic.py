@@ -105,6 +105,19 @@ def test_the_death_of_the_centre_is_reported():
     assert sum(waiting.fabric.waited) < 0.2
 
 
+def test_rounds_and_staleness_go_on_from_their_state():
+    company, again = (Company(Elastic(moving_rate=0.5, period=2), 1) for _ in range(2))
+    for _ in range(4):
+        company.step(0, 1.0)
+    saved, bound = company.bound_replicas[0], again.bound_replicas[0]
+    bound.strategy.load(saved.strategy.state())
+    bound.replica.load(saved.replica.state())
+    assert company.step(0, 0.0)[1:] == again.step(0, 0.0)[1:] == (2, 2, 0)
+    for one in (company, again):
+        one.fabric.while_waiting = lambda: None
+    assert [company.step(0, 0.0)[1:] for _ in range(2)] == [again.step(0, 0.0)[1:] for _ in range(2)]
+
+
 def test_it_needs_no_one_to_turn_gradients_off():
     """The vector is a leaf that requires gradients; serving and stepping must not care."""
     company = Company(Elastic(moving_rate=0.5, period=1), 1, start=0.0, served=False)
