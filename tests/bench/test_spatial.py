@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,6 +93,19 @@ def test_dtensor_is_told_right_from_wrong():
     assert found["ours"] == {"right": 4, "wrong output": 0}
     assert found["torch, batch sharded"]["right"] == 4
     assert sum(found["torch, image sharded"].values()) == 4
+
+
+def test_a_verdict_counts_once_the_other_process_has_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(_dtensor._roles, "join_gloo", lambda *_: None)
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_: None)
+    monkeypatch.setattr(_dtensor, "drawn_convolution", lambda seed: seed)
+    monkeypatch.setattr(_dtensor, "_verdict", lambda *_: "refused")
+    finished = iter([2, 2, 1])  # processes that have a verdict: the other one dies in the last layer
+    channel = SimpleNamespace(gather=lambda x: dict.fromkeys(range(next(finished)), x))
+
+    _dtensor.work(SimpleNamespace(rank=0, channel=lambda *_: channel), str(tmp_path), range(3), False)
+
+    assert _dtensor._written_verdicts(str(tmp_path)) == ["refused", "refused"]
 
 
 def test_every_layer_has_one_verdict_where_a_process_dies_last(monkeypatch):

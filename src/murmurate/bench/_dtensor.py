@@ -70,16 +70,16 @@ def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[
 
 
 def work(fabric: Fabric, folder: str, seeds: Sequence[int], along_batch: bool) -> list[str]:
-    """One process's verdicts, in the order of ``seeds``. Rank 0 also writes each to a file at once, so that a
-    crash loses none."""
+    """One process's verdicts, in the order of ``seeds``. Rank 0 also writes each to a file as soon as both
+    processes have one, so that a crash loses none, and counts for the layer in which it happened."""
     from torch.distributed.device_mesh import init_device_mesh
 
     _roles.join_gloo(fabric, os.path.join(folder, "rendezvous"), _PROCESSES, _TIMEOUT)
     mesh = init_device_mesh("cpu", (_PROCESSES,))
-    results = []
+    finished, results = fabric.channel("finished", torch.zeros(1)), []
     for seed in seeds:
         results.append(_verdict(drawn_convolution(seed), mesh, along_batch))
-        if fabric.rank == 0:
+        if len(finished.gather(torch.zeros(1))) == _PROCESSES and fabric.rank == 0:
             _write_verdict(folder, results[-1])
     return results
 
