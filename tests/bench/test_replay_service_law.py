@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from murmurate.bench.replay_service import ReplayServicePlan, measure
+from murmurate.errors import Refusal
 from waiting import DEADLINE_SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * DEADLINE_SECONDS)]
 
-
+@pytest.mark.slow
+@pytest.mark.timeout(3 * DEADLINE_SECONDS)
 @pytest.mark.parametrize("shards", [2, 4])
 def test_kills_of_any_actor_or_sampler_lose_and_double_nothing(shards: int) -> None:
     plan = ReplayServicePlan(
@@ -22,3 +23,10 @@ def test_kills_of_any_actor_or_sampler_lose_and_double_nothing(shards: int) -> N
         assert result[name] == 0, name
     held = result["samples_per_insert_held"]["median"]
     assert 0.98 * plan.samples_per_insert <= held <= plan.samples_per_insert
+
+
+@pytest.mark.parametrize("name", ["actors", "samplers", "shards"])
+def test_processes_that_learners_cannot_share_are_refused(name: str) -> None:
+    plan = ReplayServicePlan(**{name: 3})
+    with pytest.raises(Refusal, match=f"--{name} is 3, and 2 learners share them equally. Use --{name} 4"):
+        measure(plan, pytest.fail)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from murmurate.bench import _roles, replay_shared
 from murmurate.bench._result import Log, median, ratios, spreads
 from murmurate.bench._service_counts import ServicePlan, serve_and_count
+from murmurate.errors import Refusal
 from murmurate.ranges import PositiveInt
 
 NAME = "replay-service"
@@ -34,7 +36,14 @@ _SERVICE = ("learner", "samplers", "shards")
 def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
     """CPU seconds of the service are those of its learners' loops, shards and samplers; the CPU seconds of
     actors, which also step their simulators, are given separately. A learner's own replay inserts steps that
-    were generated beforehand."""
+    were generated beforehand. Raises Refusal for processes that the learners cannot share equally."""
+    for name in ("actors", "samplers", "shards"):
+        number = getattr(plan, name)
+        if number % plan.learners:
+            raise Refusal(
+                f"--{name} is {number}, and {plan.learners} learners share them equally. Use --{name} "
+                f"{math.ceil(number / plan.learners) * plan.learners}."
+            )
     own_plan = replay_shared.SharedReplayPlan(
         seconds=plan.seconds,
         filled=plan.filled,
