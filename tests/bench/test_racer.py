@@ -102,6 +102,27 @@ def test_a_racer_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> No
     one.stop()
 
 
+_LEAVES_A_CHILD = """
+import os, sys, time
+if os.fork() == 0:
+    with open(sys.argv[1], "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(sys.argv[1], sys.argv[1] + ".pid")
+    time.sleep(3600)
+while not os.path.exists(sys.argv[1] + ".pid"):
+    time.sleep(0.01)
+"""
+
+
+def test_what_a_racer_that_ended_has_started_is_ended_too(tmp_path: Path) -> None:
+    one = racer(tmp_path, _LEAVES_A_CHILD)
+    with pytest.raises(RunFailed, match="ended unexpectedly"):
+        one.start()
+    child = psutil.Process(int(one.progress.with_name("progress.jsonl.pid").read_text()))
+    one.stop()
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     one = racer(tmp_path, "")
     one.progress.parent.mkdir(parents=True)

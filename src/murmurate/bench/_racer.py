@@ -127,10 +127,12 @@ class Racer:
             self._signal(signal.SIGSTOP)
 
     def stop(self) -> None:
-        """Kill the command: nothing in its folder is worth saving."""
+        """Kill the command and all that it has started: nothing in its folder is worth saving."""
         if self._process is None:
             return
-        self._signal(signal.SIGKILL)
+        # also if the command has ended by itself: processes that it has started may still run
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
 
