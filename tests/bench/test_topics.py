@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from murmurate.bench import topics, topics_stream
+from murmurate.bench._peer_protocols import topics_windows
 from murmurate.bench._server import Server
 from murmurate.bench.topics import Contender, Point, TopicsPlan
 
@@ -73,6 +77,19 @@ def test_lambda_comes_back_as_it_was_fitted_and_is_judged(tmp_path: Path) -> Non
 )
 def test_the_sampler_is_evaluated_after_its_last_sweep(sweeps: int, passes: tuple[int, ...]) -> None:
     assert topics.contenders(TopicsPlan(sweeps=sweeps))[-1].passes == passes
+
+
+def test_the_sampler_makes_all_its_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimpleNamespace(trained=[], add_doc=lambda words: None)
+    model.train = lambda sweeps, workers: model.trained.append(sweeps)
+    monkeypatch.setitem(sys.modules, "tomotopy", SimpleNamespace(LDAModel=lambda **options: model))
+    monkeypatch.setitem(sys.modules, "topics_windows", topics_windows)
+    peer = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/peers/tomotopy/run.py"))
+    rows = topics_windows.DocumentRows(np.array([0, 1, 1]), np.array([0]), np.array([2]), 1)
+    seen: list[int] = []
+    options = {"topics": 1, "prior": 0.05, "alpha": 0.08, "seed": 0, "passes": 7}
+    peer["prepare"](rows, options)(lambda documents, matrix: seen.append(documents))
+    assert (model.trained, seen) == ([5, 2], [10, 14])
 
 
 def points(*pairs: tuple[float, float]) -> list[Point]:

@@ -32,9 +32,10 @@ def prepare(rows: DocumentRows, options: dict[str, Any]) -> Fit:
         return counts
 
     def fit(snapshots: Snapshots) -> None:
-        for sweep in range(SWEEPS, options["passes"] + 1, SWEEPS):
-            model.train(SWEEPS, workers=1)
-            snapshots(sweep * len(rows), matrix)
+        for done in range(0, options["passes"], SWEEPS):
+            sweeps = min(SWEEPS, options["passes"] - done)
+            model.train(sweeps, workers=1)
+            snapshots((done + sweeps) * len(rows), matrix)
 
     return fit
 
