@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from murmurate.bench._racer import Racer, RaceWindow
+from murmurate.bench import _racer
+from murmurate.bench._racer import ProgressFile, Racer, RaceWindow
 from murmurate.errors import RunFailed
 from waiting import until
 
@@ -132,6 +133,20 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
         file.write('eps": 6}\n')
     assert one._newest_row() == {"env_steps": 6}
     assert one._newest_row() is None
+
+
+def test_a_program_that_is_a_racer_says_how_far_it_is_until_the_bench_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one" / "progress.jsonl"
+    file = ProgressFile(path)
+    monkeypatch.setattr(_racer, "_WRITE_EVERY_SECONDS", 1000.0)
+    assert file.write(3)
+    monkeypatch.setattr(_racer, "_WRITE_EVERY_SECONDS", 0.0)
+    assert file.write(5)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert not file.write(7)
+    assert path.read_text() == '{"env_steps": 5}\n{"env_steps": 7}\n'
 
 
 def test_rates() -> None:

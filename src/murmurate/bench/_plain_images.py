@@ -9,11 +9,9 @@ file PROGRESS (see ``_racer``).
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from murmurate.bench._image_loaders import SameFunctions, WithPillow
+from murmurate.bench._racer import ProgressFile
 from murmurate.nets.precision import faster_precision
 from murmurate.nets.resnet import ResNet
 
 MEMBERS = 2
 DATA = {"same": SameFunctions, "pillow": WithPillow}
-_WRITE_EVERY_SECONDS = 0.5
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -78,17 +76,15 @@ def train(rank: int, engine: str, data: str, folder: str, size: int, batch: int,
     net = plain_net(size, classes)
     optimizer = sgd(net)
     step = _accelerated(net, optimizer) if engine == "accelerate" else _ddp(net, optimizer)
-    images_seen, written_at, epoch = 0, 0.0, 0
+    images_seen, epoch, file = 0, 0, ProgressFile(Path(progress))
     while True:
         sampler.set_epoch(epoch)
         epoch += 1
         for images, labels in loader:
             step(_normalised(images), labels)
             images_seen += MEMBERS * len(labels)
-            if rank == 0 and time.monotonic() - written_at > _WRITE_EVERY_SECONDS:
-                written_at = time.monotonic()
-                with open(progress, "a") as file:
-                    file.write(json.dumps({"env_steps": images_seen}) + "\n")
+            if rank == 0:
+                file.write(images_seen)
 
 
 def _normalised(images: Tensor) -> Tensor:

@@ -33,17 +33,28 @@ _SILENCE_SECONDS = 300.0
 _WRITE_EVERY_SECONDS = 0.25
 
 
+class ProgressFile:
+    """What a program that is a racer appends its number of env steps to."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115
+        self._bench, self._written_at = os.getppid(), time.monotonic()
+
+    def write(self, env_steps: int) -> bool:
+        """Append the number so far, a few times a second; returns whether the benchmark goes on."""
+        if (now := time.monotonic()) - self._written_at > _WRITE_EVERY_SECONDS:
+            self._written_at = now
+            self._file.write(json.dumps({"env_steps": env_steps}) + "\n")
+        return os.getppid() == self._bench
+
+
 def write_progress(progress: Path, work: Callable[[], int]) -> None:
-    """The main loop of a program that is a racer: call ``work``, which returns its number of env steps, and
-    append the number of env steps so far to ``progress``, until the benchmark has ended."""
-    parent, written_at, env_steps = os.getppid(), time.monotonic(), 0
-    progress.parent.mkdir(parents=True, exist_ok=True)
-    with open(progress, "a", buffering=1) as file:
-        while os.getppid() == parent:
-            env_steps += work()
-            if (now := time.monotonic()) - written_at > _WRITE_EVERY_SECONDS:
-                written_at = now
-                file.write(json.dumps({"env_steps": env_steps}) + "\n")
+    """The main loop of a program that is a racer: call ``work``, which returns its number of env steps, until
+    the benchmark has ended."""
+    file, env_steps = ProgressFile(progress), 0
+    while file.write(env_steps):
+        env_steps += work()
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,7 @@ update per env step, after 1,000 random env steps.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +19,24 @@ import gymnasium
 import torch
 from torch import nn
 
-_WRITE_EVERY_SECONDS = 0.5
+from murmurate.bench._racer import ProgressFile
 
 
 def main(world: str, simulators: int, progress: Path) -> None:
     torch.set_num_threads(1)
     from stable_baselines3.common.callbacks import BaseCallback
 
-    class ProgressFile(BaseCallback):
-        """Appends the number of steps so far, and ends the run when the benchmark has ended."""
+    class Callback(BaseCallback):
+        """Ends the run when the benchmark has ended."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.bench_pid, self.written_at = os.getppid(), time.monotonic()
-            progress.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(progress, "a", buffering=1)  # noqa: SIM115
+            self.file = ProgressFile(progress)
 
         def _on_step(self) -> bool:
-            now = time.monotonic()
-            if now - self.written_at > _WRITE_EVERY_SECONDS:
-                self.written_at = now
-                self.file.write(json.dumps({"env_steps": self.num_timesteps}) + "\n")
-            return os.getppid() == self.bench_pid
+            return self.file.write(self.num_timesteps)
 
-    learner(world, simulators).learn(1_000_000_000, callback=ProgressFile())
+    learner(world, simulators).learn(1_000_000_000, callback=Callback())
 
 
 def learner(world: str, simulators: int) -> Any:
