@@ -80,6 +80,13 @@ def test_a_loss_that_is_nan_equals_no_other():
     assert resnet_parity.equal_steps([0.0, 1e-5]) == 2
 
 
+def test_images_that_make_no_batch_of_a_plain_loop_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resnet_throughput.image_loading, "measure", lambda *_: pytest.fail("it began"))
+    plan = dataclasses.replace(resnet_throughput.QUICK, images=100, batch=64)
+    with pytest.raises(Refusal, match=r"--images is 100, and a step takes 128 of them. Use --images 128"):
+        resnet_throughput.measure(plan, print)
+
+
 @pytest.mark.slow  # 12 s of CPU
 def test_the_classifier_is_the_plain_loop(tmp_path):
     """In float64 the losses of the first steps are the same, with augmentation and schedule."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from murmurate.bench import _commands, _peers, image_loading
 from murmurate.bench._image_loaders import make_folder
+from murmurate.bench._plain_images import MEMBERS
 from murmurate.bench._racer import (
     Racer,
     ThroughputPlan,
@@ -20,6 +21,7 @@ from murmurate.bench._racer import (
     rates_by_wall,
 )
 from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.errors import Refusal
 from murmurate.ranges import PositiveInt
 
 NAME = "resnet-throughput"
@@ -54,7 +56,10 @@ FULL = dataclasses.replace(QUICK, images=2000, rounds=11, window_cpu_seconds=60.
 def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
     """Ratios of our images per CPU second. ``ratio_ddp``: to the faster of two plain loops, whose data sets
     decode with our functions and with Pillow. ``ratio_loader``: of loading alone, to a DataLoader with
-    Pillow; ``loading`` has all figures of ``image-loading``. Takes ten minutes on two cores."""
+    Pillow; ``loading`` has all figures of ``image-loading``. Takes ten minutes on two cores. Raises Refusal
+    for too few images for a batch of each process."""
+    if plan.images < (least := MEMBERS * plan.batch):
+        raise Refusal(f"--images is {plan.images}, and a step takes {least} of them. Use --images {least}.")
     usual = image_loading.FULL if plan.rounds >= FULL.rounds else image_loading.QUICK
     same = {name: getattr(plan, name) for name in ("images", "height", "width", "quality", "classes", "size")}
     loading_plan = dataclasses.replace(usual, **same)
@@ -70,7 +75,7 @@ def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
         "ours", "folder-resnet18", where,
         "--world.path", str(images), "--world.validation", "0",
         "--world.size", str(plan.size), "--world.shortest", str(plan.size * 8 // 7),
-        "--replicas", "2", "--agent.batch", str(plan.batch),
+        "--replicas", str(MEMBERS), "--agent.batch", str(plan.batch),
         "--augment.crop", "resized", "--augment.flip", "--augment.lighting", "0",
         "--workers", "1", "--record-every-seconds", "0.5",
     )  # fmt: skip
