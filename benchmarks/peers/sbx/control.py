@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+os.environ["NPROC"] = os.environ["PJRT_NPROC"] = "1"  # read when jax starts: the size of its thread pools
 
 import gymnasium
 from sbx import SAC, TD3
