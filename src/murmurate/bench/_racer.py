@@ -238,8 +238,8 @@ class ThroughputPlan:
     """Interleaved rounds of one window for each racer.
 
     rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
-    each window. warm_up_cpu_seconds: CPU seconds of each racer before its first window, in which it imports,
-    compiles and begins.
+    each window. warm_up_cpu_seconds: CPU seconds of each racer between its first env steps and its first
+    window, in which it compiles and begins to learn.
     """
 
     rounds: PositiveInt = 5
