@@ -26,6 +26,7 @@ from murmurate.bench._result import progress_log
 from murmurate.cli.listing import listing
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Fabric
+from murmurate.launch import together
 
 
 def meet(fabric: Fabric, offset: float) -> float:
@@ -62,6 +63,15 @@ def compare_with_ddp(fabric: Fabric, store: str) -> float:
 def test_members_work_together_and_answer_by_rank() -> None:
     assert _roles.run_together(3, meet, 10.0) == [11.0, 11.0, 11.0]
     assert multiprocessing.active_children() == []
+
+
+def test_what_a_measurement_lasts_does_not_count_against_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(together, "_DEADLINE_SECONDS", -1000.0)
+    assert _roles.run_together(1, meet, 10.0, seconds=2000.0) == [10.0]
+    with pytest.raises(RunFailed, match="member 0 did not answer within -900 s"):
+        _roles.run_together(1, meet, 10.0, seconds=100.0)
 
 
 def test_a_failing_member_is_named_with_its_reason_and_nobody_is_left() -> None:

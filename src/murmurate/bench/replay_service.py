@@ -30,6 +30,7 @@ QUICK = ReplayServicePlan()
 FULL = ReplayServicePlan(
     actors=32, samplers=8, seconds=30.0, kills=10, repetitions=3, capacity=2**24, filled=2**16
 )
+_KILL_SECONDS = 10.0  # allowed for a killed process to be started again, and for the draws meanwhile
 _SERVICE = ("learner", "samplers", "shards")
 
 
@@ -56,10 +57,11 @@ def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
     own_rates, service_rates, counts = [], [], []
     for number in range(plan.repetitions):
         log(f"own replay, {number + 1} of {plan.repetitions}")
-        (alone,) = _roles.run_together(1, replay_shared.work, 1, False, own_plan)
+        (alone,) = _roles.run_together(1, replay_shared.work, 1, False, own_plan, seconds=plan.seconds)
         own_rates.append(alone["draws"] / alone["cpu_seconds"])
         log(f"replay service, {number + 1} of {plan.repetitions}")
-        answers = _roles.run_together(plan.learners, serve_and_count, plan)
+        seconds = plan.seconds + _KILL_SECONDS * 2 * plan.kills
+        answers = _roles.run_together(plan.learners, serve_and_count, plan, seconds=seconds)
         totals = {key: sum(answer[key] for answer in answers) for key in answers[0]}
         cpu = sum(totals[f"cpu_seconds_{kind}"] for kind in _SERVICE)
         service_rates.append(totals["draws"] / cpu)

@@ -71,7 +71,9 @@ def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:
     for number in range(plan.repetitions):
         for case, (learners, actors) in cases.items():
             log(f"{case}, {number + 1} of {plan.repetitions}")
-            answers = _roles.run_together(learners + actors, work, learners, bool(actors), plan)
+            answers = _roles.run_together(
+                learners + actors, work, learners, bool(actors), plan, seconds=plan.seconds
+            )
             rows[case].append(_totals(answers, learners))
     alone = [row["draws_per_cpu_second"] for row in rows["alone"]]
     return {
