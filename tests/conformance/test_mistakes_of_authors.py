@@ -190,6 +190,26 @@ def test_hyper_parameters_are_what_run_json_gives_back():
         test_strategies.test_it_is_a_dataclass_whose_fields_all_have_defaults(NotStored)
 
 
+class OneForAll(Ring):
+    """Remembers in the class, which all replicas share."""
+
+    last: ClassVar[list[int]] = [0]
+
+    def step(self, replica, channel):
+        self.last[0] = replica.clock + 1
+        return super().step(replica, channel)
+
+    def state(self):
+        return {"last": self.last[0]}
+
+
+def test_state_that_replicas_share_is_found():
+    test = test_strategies.test_one_strategy_object_serves_many_replicas_without_sharing_state
+    test(Ring)
+    with pytest.raises(AssertionError, match="change the state of another replica's strategy"):
+        test(OneForAll)
+
+
 class Returnless(Ring):
     def step(self, replica, channel):
         super().step(replica, channel)
