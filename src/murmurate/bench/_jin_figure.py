@@ -13,8 +13,9 @@ _COLOURS = {"all-reduce": "C0", "elastic": "C1", "push-gossip": "C2", "pull-goss
 
 @dataclass(frozen=True)
 class Curve:
-    """points: ``seconds``, ``passes``, ``loss`` and ``accuracy`` of replica 0 on the validation images; those
-    of the last point are of the consensus parameters on the test images."""
+    """points: ``seconds``, ``passes``, ``loss`` and ``accuracy`` on the validation images, of replica 0, or
+    with more than 16 members their means over all; those of the last point are of the consensus parameters on
+    the test images."""
 
     method: str
     members: int

@@ -35,10 +35,9 @@ QUICK, FULL = CartPoleLearningPlan(), CartPoleLearningPlan(seeds=3)
 def measure(plan: CartPoleLearningPlan, log: Log) -> dict[str, Any]:
     """Mean evaluation return (10 whole games) of each run, and the env steps it took.
 
-    A run ends when its last 100 training episodes reach the recipe's ``stop_at_return``, or after the plan's
-    env steps over all replicas. Two sets of parameters are evaluated: the last, and the best, which is the
-    checkpoint with the highest mean over the last 100 training episodes. A run has reached the goal if either
-    set has; ``reached_by_last`` counts only the last.
+    A run ends after the plan's env steps over all replicas. Two sets of parameters are evaluated: the last,
+    and the best, which is the checkpoint with the highest mean over the last 100 training episodes. A run has
+    reached the goal if either set has; ``reached_by_last`` counts only the last.
     """
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         runs = {
