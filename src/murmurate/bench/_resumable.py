@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -146,6 +147,19 @@ def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
             log(f"{run.label}, seed {run.seed}: {result} after {end:,} env steps")
         summaries[end] = summary
     return summaries
+
+
+def returns(runs: Sequence[Summary]) -> dict[str, Any]:
+    """``returns``: evaluation returns of the runs that have not diverged, with ``mean`` and ``deviation``,
+    None where there are too few; ``diverged``: number of the others; ``hours``: of all."""
+    finite = [float(run["eval_return_mean"]) for run in runs if not diverged(run)]
+    return {
+        "mean": statistics.fmean(finite) if finite else None,
+        "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
+        "returns": finite,
+        "diverged": len(runs) - len(finite),
+        "hours": sum(run["wall_seconds"] for run in runs) / 3600,
+    }
 
 
 def reports(runs: Mapping[Any, ResumableRun], where: str, suffix: str = "") -> list[str]:

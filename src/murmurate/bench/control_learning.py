@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from murmurate.bench import _commands, _resumable
 from murmurate.bench._result import Log
-from murmurate.bench._resumable import ResumableRun, Summary, diverged
+from murmurate.bench._resumable import ResumableRun, Summary
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.recipes import recipe
@@ -189,18 +189,14 @@ def _sb3(plan: ControlLearningPlan, world: str, agent: str, seed: int, log: Log)
 def _row(
     plan: ControlLearningPlan, world: str, agent: str, ours: Sequence[Summary], theirs: Sequence[float]
 ) -> dict[str, Any]:
-    finite = [float(run["eval_return_mean"]) for run in ours if not diverged(run)]
+    figures = _resumable.returns(ours)
     published = PUBLISHED.get((world, agent, plan.env_steps))
-    mean = statistics.fmean(finite) if finite else None
-    diverged_seeds = len(ours) - len(finite)
+    mean, diverged_seeds = figures["mean"], figures["diverged"]
     return {
         "world": world,
         "agent": agent,
         "env_steps": plan.env_steps,
-        "mean": mean,
-        "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
-        "returns": finite,
-        "diverged": diverged_seeds,
+        **figures,
         "published": published and {"mean": published[0], "deviation": published[1]},
         "reached": published
         and not diverged_seeds
@@ -208,8 +204,7 @@ def _row(
         and mean >= published[0] - published[1],
         "sb3_mean": statistics.fmean(theirs) if theirs else None,
         "sb3_returns": list(theirs),
-        "welch_p": None if diverged_seeds else _welch(finite, theirs),
-        "hours": sum(run["wall_seconds"] for run in ours) / 3600,
+        "welch_p": None if diverged_seeds else _welch(figures["returns"], theirs),
     }
 
 

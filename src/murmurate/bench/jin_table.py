@@ -15,7 +15,7 @@ from typing import Any
 
 from murmurate.bench import _resumable
 from murmurate.bench._result import Log
-from murmurate.bench._resumable import ResumableRun, Summary, diverged
+from murmurate.bench._resumable import ResumableRun, Summary
 from murmurate.errors import unknown
 from murmurate.ranges import PositiveInt
 from murmurate.record.score_statistics import interquartile_mean
@@ -153,17 +153,15 @@ def rows(plan: JinPlan, summaries: Mapping[tuple[str, str, int], Summary]) -> li
     table = []
     for task, agent in itertools.product(plan.tasks, plan.agents):
         runs = [summaries[task, agent, seed] for seed in range(plan.seeds)]
-        finite = [float(run["eval_return_mean"]) for run in runs if not diverged(run)]
+        figures = _resumable.returns(runs)
         table.append(
             {
                 "task": task,
                 "agent": agent,
                 "env_steps": plan.env_steps,
-                **interquartile_mean(finite),
-                "returns": finite,
+                **interquartile_mean(figures["returns"]),
+                **figures,
                 "train_returns": [run["train_return_mean"] for run in runs],
-                "diverged": len(runs) - len(finite),
-                "hours": sum(run["wall_seconds"] for run in runs) / 3600,
             }
         )
     return table

@@ -148,21 +148,16 @@ def _row(
 ) -> dict[str, Any]:
     final = [summaries[task, agent, seed] for seed in runs]
     ended = {seed: summary for seed, summary in zip(runs, final, strict=True) if not diverged(summary)}
-    finite = [float(summary["eval_return_mean"]) for summary in ended.values()]
     recorded = [open_run(runs[seed].folder) for seed in ended]
     return {
         "task": task,
         "agent": agent,
         "env_steps": next(iter(runs.values())).ends[-1],
-        "mean": _mean(finite),
-        "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
-        "returns": finite,
-        "diverged": len(final) - len(finite),
+        **_resumable.returns(final),
         "policy_updates": _mean([summary["updates"] for summary in ended.values()]),
         "imagined_transitions": _mean([_last(run, "imagined_transitions") for run in recorded]),
         "model_error": _mean([_last(run, "model_error") for run in recorded]),
         "curve": _curve(recorded),
-        "hours": sum(summary["wall_seconds"] for summary in final) / 3600,
     }
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands, _resumable
 from murmurate.bench._result import Log
-from murmurate.bench._resumable import ResumableRun, diverged
+from murmurate.bench._resumable import ResumableRun
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.ranges import PositiveInt
 from murmurate.record.score_statistics import interquartile_mean
@@ -89,18 +88,15 @@ def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
     rows = []
     for world, (learners, period) in itertools.product(plan.worlds, cases):
         ends = [summaries[world, learners, period, seed] for seed in range(plan.seeds)]
-        finite = [float(summary["eval_return_mean"]) for summary in ends if not diverged(summary)]
+        figures = _resumable.returns(ends)
         rows.append(
             {
                 "world": world,
                 "learners": learners,
                 "period": period,
-                **interquartile_mean(finite),
-                "returns": finite,
-                "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
-                "diverged": len(ends) - len(finite),
+                **interquartile_mean(figures["returns"]),
+                **figures,
                 "updates": [summary["updates"] for summary in ends],
-                "hours": sum(summary["wall_seconds"] for summary in ends) / 3600,
             }
         )
     pages = _resumable.reports(runs, plan.where, f"-to-{plan.env_steps}")
