@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -85,15 +86,22 @@ def test_claims_compare_memr_with_mbpo() -> None:
 
 def test_the_curve_has_the_evaluations_that_all_runs_have() -> None:
     class Recorded:
+        run: ClassVar[dict[str, Any]] = {"evaluate_every_env_steps": 30}
+
         def __init__(self, env_steps: list[float], mean: list[float]) -> None:
-            self.evaluations = SimpleNamespace(env_steps=env_steps, mean=mean)
+            self.evaluations = SimpleNamespace(env_steps=env_steps, mean=mean) if mean else None
 
     runs = [Recorded([30, 60, 90], [1, 2, 3]), Recorded([32, 66], [5, 10])]
     assert memr._curve(runs) == [  # type: ignore[arg-type]
         {"env_steps": 31.0, "return": 3.0},
         {"env_steps": 63.0, "return": 6.0},
     ]
-    assert memr._curve([*runs, SimpleNamespace(evaluations=None)]) == []  # type: ignore[arg-type,list-item]
+    without_the_second = Recorded([30, 91], [1, 2])  # the first evaluation took so long
+    assert memr._curve([without_the_second, runs[0]]) == [  # type: ignore[list-item]
+        {"env_steps": 30.0, "return": 1.0},
+        {"env_steps": 90.5, "return": 2.5},
+    ]
+    assert memr._curve([*runs, Recorded([], [])]) == memr._curve([]) == []  # type: ignore[list-item]
 
 
 def test_a_diverged_seed_counts_in_no_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

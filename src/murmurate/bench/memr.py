@@ -172,18 +172,28 @@ def _last(run: RecordedRun, key: str) -> float:
 
 
 def _curve(runs: Sequence[RecordedRun]) -> list[dict[str, float]]:
-    """Means over the runs of their first, second, ... evaluation, as far as all have one, and of the numbers
-    of env steps at which these were due or a little later."""
-    known = [run.evaluations for run in runs]
-    if not known or None in known:
+    """Means over the runs of their evaluations that were due at the same number of env steps, where all have
+    one, and of the numbers of env steps at which these were made, this one or a little later."""
+    known = [_evaluations(run) for run in runs]
+    if not known:
         return []
-    steps, returns = (
-        zip(*(getattr(each, name) for each in known), strict=False) for name in ("env_steps", "mean")
-    )
     return [
-        {"env_steps": statistics.fmean(map(float, at)), "return": statistics.fmean(map(float, values))}
-        for at, values in zip(steps, returns, strict=True)
+        {
+            "env_steps": statistics.fmean(each[due][0] for each in known),
+            "return": statistics.fmean(each[due][1] for each in known),
+        }
+        for due in sorted(set(known[0]).intersection(*known))
     ]
+
+
+def _evaluations(run: RecordedRun) -> dict[int, tuple[float, float]]:
+    """(env steps, mean return) of evaluations, by which multiple of ``evaluate_every_env_steps`` was due: one
+    is left out while another goes on, and where it failed."""
+    found, every = run.evaluations, run.run["evaluate_every_env_steps"]
+    if found is None:
+        return {}
+    pairs = zip(found.env_steps, found.mean, strict=True)
+    return {int(at // every): (float(at), float(mean)) for at, mean in pairs}
 
 
 def claims(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
