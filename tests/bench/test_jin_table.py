@@ -59,6 +59,9 @@ def test_every_run_is_one_that_its_recipe_accepts(task: str, agent: str) -> None
 def test_interquartile_means() -> None:
     assert interquartile_mean([8, 1, 7, 2, 6, 3, 5, 4])["iqm"] == 4.5
     assert interquartile_mean([3.0]) == {"iqm": 3.0, "interval": None}
+    assert interquartile_mean([1, 2, 3, 4])["interval"] is None, (
+        "it would reach from the least to the greatest"
+    )
     assert interquartile_mean([]) == {"iqm": None, "interval": None}
     low, high = interquartile_mean([8, 1, 7, 2, 6, 3, 5, 4])["interval"]
     assert 1 < low < 4.5 < high < 8

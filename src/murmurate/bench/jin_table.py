@@ -97,9 +97,10 @@ def measure(plan: JinPlan, log: Log) -> dict[str, Any]:
     """Evaluation returns of every agent and task; the hours that the runs will take are logged first.
 
     ``returns`` are means over the evaluation games of the final policies, one for each seed; ``iqm`` is their
-    interquartile mean, ``interval`` its 95% bootstrap interval over seeds. ARM's games are played by drawing
-    from its policy, the others' by the best action. ``lost`` compares a task that hides part of the state
-    with the plain one. Learning curves are in the reports, a page for each task.
+    interquartile mean, ``interval`` its 95% bootstrap interval over seeds; None for fewer than
+    five. ARM's games are played by drawing from its policy, the others' by the best action. ``lost`` compares
+    a task that hides part of the state with the plain one. Learning curves are in the reports, a page for
+    each task.
     """
     runs = {
         (task, agent, seed): planned(plan, task, agent, seed)

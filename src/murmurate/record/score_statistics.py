@@ -55,12 +55,13 @@ def summarized(scores: Sequence[float]) -> Scores:
 
 
 def interquartile_mean(scores: Sequence[float]) -> dict[str, Any]:
-    """``iqm`` of the scores and its ``interval`` (see ``Scores``) as JSON values; None where there is none.
-    Raises MissingExtra without SciPy."""
+    """``iqm`` of the scores and its ``interval`` (see ``Scores``) as JSON values; None where there is none,
+    or the scores are too few for one. Raises MissingExtra without SciPy."""
     if not scores:
         return {"iqm": None, "interval": None}
     summary = summarized(scores)
-    return {"iqm": summary.iqm, "interval": summary.iqm_interval and list(summary.iqm_interval)}
+    interval = summary.iqm_interval if len(scores) >= FEWEST_FOR_INTERVALS else None
+    return {"iqm": summary.iqm, "interval": interval and list(interval)}
 
 
 def probability_of_improvement(
