@@ -81,3 +81,18 @@ def test_returns_are_compared_at_equal_seconds_and_env_steps(
 
 def test_without_a_run_that_has_not_diverged_the_table_is_empty() -> None:
     assert actor_learners.compared({})["rows"] == []
+
+
+def test_diverged_runs_are_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(run: _resumable.ResumableRun, log: Any) -> dict[int, dict[str, Any]]:
+        failed = "gala" in run.folder.name and run.seed == 1
+        return {1_000: {"exit": "failed: the loss of replica 0 is nan" if failed else "finished"}}
+
+    monkeypatch.setattr(_resumable, "expected", lambda *_: {})
+    monkeypatch.setattr(_resumable, "train", trained)
+    monkeypatch.setattr(actor_learners, "open_run", lambda folder: folder)
+    monkeypatch.setattr(actor_learners, "compared", lambda runs: {"compared": len(runs)})
+    monkeypatch.setattr(actor_learners, "report", lambda *_: None)
+    result = actor_learners.measure(PLAN, lambda line: None)
+    assert result["compared"] == 2 * 4 - 1
+    assert result["diverged"] == {"A2C": 0, "all-reduce": 0, "GALA": 1, "IMPALA": 0}

@@ -63,8 +63,8 @@ def measure(plan: ActorLearnersPlan, log: Log) -> dict[str, Any]:
     """Evaluation returns after all env steps, training returns at equal env steps and at equal seconds, and
     speeds, each with its spread over seeds; the expected hours are logged first.
 
-    The equal seconds are those of the slowest run of the fastest method. Curves against env steps and seconds
-    are in the report.
+    The equal seconds are those of the slowest run of the fastest method. ``diverged``: number of runs of each
+    method that did, which the figures leave out. Curves against env steps and seconds are in the report.
     """
     runs = {(method, seed): planned(plan, method, seed) for seed in range(plan.seeds) for method in METHODS}
     cost = _resumable.expected(list(runs.values()), log)
@@ -72,7 +72,8 @@ def measure(plan: ActorLearnersPlan, log: Log) -> dict[str, Any]:
     finite = {key: open_run(runs[key].folder) for key, summary in summaries.items() if not diverged(summary)}
     page = Path(plan.where) / f"{plan.world}-to-{plan.env_steps}.html"
     report([run.folder for run in runs.values()], page)
-    return {"expected": cost, **compared(finite), "report": str(page)}
+    lost = {m: sum(key[0] == m and key not in finite for key in runs) for m in METHODS}
+    return {"expected": cost, **compared(finite), "diverged": lost, "report": str(page)}
 
 
 def planned(plan: ActorLearnersPlan, method: str, seed: int) -> ResumableRun:
