@@ -99,6 +99,16 @@ def test_it_trains_all_and_shows_what_hiding_costs(tmp_path: Path, monkeypatch: 
     assert [Path(page).read_text() for page in result["reports"]] == ["4", "4", "4"]
 
 
+def test_nothing_is_compared_with_what_remains_of_a_task_whose_seeds_diverged() -> None:
+    plain, hidden = (
+        {"task": task, "agent": "dqn", "iqm": iqm, "diverged": 0}
+        for task, iqm in (("pong", 20.0), ("pong-occluded", 5.0))
+    )
+    assert [row["lost"] for row in jin_table.lost([plain, hidden])] == [15.0]
+    assert jin_table.lost([plain, {**hidden, "diverged": 1}]) == []
+    assert jin_table.lost([{**plain, "iqm": None}, hidden]) == []
+
+
 def test_options_of_the_plan_are_in_the_command_of_the_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,8 +170,8 @@ def rows(plan: JinPlan, summaries: Mapping[tuple[str, str, int], Summary]) -> li
 
 def lost(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each task that hides part of the state, and each agent: the interquartile means on the plain task
-    and on this one, and their difference."""
-    means = {(row["task"], row["agent"]): row["iqm"] for row in table}
+    and on this one, and their difference; not where seeds diverged, as the means are of the others."""
+    means = {(row["task"], row["agent"]): None if row["diverged"] else row["iqm"] for row in table}
     comparisons = []
     for task, agent in means:
         plain = task.removesuffix("-occluded").removesuffix("-one-frame")
