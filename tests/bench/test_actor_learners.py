@@ -50,7 +50,8 @@ def test_returns_are_compared_at_equal_seconds_and_env_steps(
         for file in ("run.json", "roles.jsonl"):
             (run.folder / file).write_bytes((tmp_path / "made" / file).read_bytes())
         summary = json.loads((tmp_path / "made" / "summary.json").read_text())
-        summary |= {"wall_seconds": 1_000 / speed, "env_steps": 1_000, "env_steps_per_second": speed}
+        summary |= {"wall_seconds": 1_000 / speed, "env_steps": 1_000}
+        summary |= {"env_steps_per_second": 0.0}  # resumed at its end, which made no more of them
         summary |= {"eval_return_mean": speed + run.seed}
         write_json(run.folder / "summary.json", summary)
         lines = [
@@ -73,6 +74,7 @@ def test_returns_are_compared_at_equal_seconds_and_env_steps(
         row = rows[method]
         assert row["seeds"] == 2
         assert row["eval_return_mean"]["values"] == [speed, speed + 1]
+        assert row["env_steps_per_second"]["median"] == pytest.approx(speed)
         assert row["return_at_equal_env_steps"]["median"] == pytest.approx(100)
         assert row["return_at_equal_seconds"]["median"] == pytest.approx(speed / 400 * 100, abs=1)
     assert Path(result["report"]).exists()

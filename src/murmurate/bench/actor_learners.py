@@ -118,7 +118,10 @@ def compared(runs: Mapping[tuple[str, int], RecordedRun]) -> dict[str, Any]:
                 [_return_at(run, "total_env_steps", env_steps) for run in its_runs]
             ),
             "return_at_equal_seconds": spread([_return_at(run, "time_seconds", seconds) for run in its_runs]),
-            "env_steps_per_second": spread([run.fact("env_steps_per_second") for run in its_runs]),
+            # not the run's own figure, which leaves out what was made before it was resumed
+            "env_steps_per_second": spread(
+                [run.fact("env_steps") / run.fact("wall_seconds") for run in its_runs]
+            ),
             "wall_seconds": spread([run.fact("wall_seconds") for run in its_runs]),
         }
         for method, its_runs in by_method.items()
