@@ -87,7 +87,13 @@ def test_a_peer_without_a_script_for_control_did_not_run(
 def test_a_row_of_the_learning_bench() -> None:
     plan = control_learning.ControlLearningPlan()
     summaries = [
-        {"eval_return_mean": value, "exit": "finished", "wall_seconds": 3600.0} for value in (7000.0, 8000.0)
+        {
+            "eval_return_mean": value,
+            "train_return_mean": value - 900,
+            "exit": "finished",
+            "wall_seconds": 3600.0,
+        }
+        for value in (7000.0, 8000.0)
     ]
     row = control_learning._row(plan, "halfcheetah", "td3", summaries, [7000.0, 8000.0])
     assert row["mean"] == 7500.0
@@ -95,6 +101,20 @@ def test_a_row_of_the_learning_bench() -> None:
     assert row["reached"] is True
     assert row["welch_p"] == pytest.approx(1.0)
     assert control_learning._row(plan, "hopper", "td3", summaries, [])["welch_p"] is None
+
+
+def test_what_is_published_of_training_episodes_is_compared_with_these() -> None:
+    plan = control_learning.ControlLearningPlan(env_steps=1_000_000)
+    for trained, reached in ((9000.0, True), (8000.0, False)):
+        run = {
+            "eval_return_mean": 9600.0,
+            "train_return_mean": trained,
+            "exit": "finished",
+            "wall_seconds": 1.0,
+        }
+        row = control_learning._row(plan, "halfcheetah", "sac", [run], [])
+        assert (row["reached"], row["mean"], row["train_returns"]) == (reached, 9600.0, [trained])
+        assert control_learning._row(plan, "halfcheetah", "td3", [run], [])["reached"] is True
 
 
 def test_the_papers_settings_are_td3s_and_have_runs_of_their_own() -> None:
@@ -146,7 +166,7 @@ def test_learners_of_spo_share_batch_and_steps() -> None:
 def test_a_row_does_not_judge_survivors() -> None:
     plan = control_learning.ControlLearningPlan()
     summaries = [
-        {"eval_return_mean": 8000.0, "exit": exit_, "wall_seconds": 1.0}
+        {"eval_return_mean": 8000.0, "train_return_mean": 0.0, "exit": exit_, "wall_seconds": 1.0}
         for exit_ in ("finished", "finished", "failed: the loss of replica 0 is nan")
     ]
     row = control_learning._row(plan, "halfcheetah", "td3", summaries, [7000.0, 8000.0])
