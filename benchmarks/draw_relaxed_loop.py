@@ -12,35 +12,26 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from panels import panels
 
 from murmurate.record.figures import Draw, run_colour, style_axes
-from murmurate.record.runs import RecordedRun, open_run
+from murmurate.record.groups import RunGroup
+from murmurate.record.runs import Axis, RecordedRun, open_run
 
 HERE = Path(__file__).parent
+_STEPS: Axis = "total_env_steps"
 Runs = dict[int, list[RecordedRun]]  # by D
-
-
-def _curve(run: RecordedRun) -> tuple[list[float], list[float]]:
-    points = [
-        (r["total_env_steps"], r["return_mean"]) for r in run.records if r.get("return_mean") is not None
-    ]
-    steps, returns = zip(*points, strict=True)
-    return list(steps), list(returns)
 
 
 def panel(recipe: str, by_depth: Runs, colours: dict[int, str]) -> Draw:
     def draw(axes: Axes) -> None:
         for depth, runs in sorted(by_depth.items()):
-            curves = [_curve(run) for run in runs]
-            for steps, returns in curves:
-                axes.plot(steps, returns, color=colours[depth], linewidth=0.6, alpha=0.45)
-            begin, end = max(c[0][0] for c in curves), min(c[0][-1] for c in curves)
-            grid = np.linspace(begin, end, 200)
-            mean = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
-            axes.plot(grid, mean, color=colours[depth], linewidth=2)
+            colour = colours[depth]
+            for run in runs:
+                axes.plot(*run.mean("return_mean", _STEPS), color=colour, linewidth=0.6, alpha=0.45)
+            over_seeds = RunGroup(f"D = {depth}", 0, tuple(runs)).curve("return_mean", _STEPS)
+            axes.plot(over_seeds.x, over_seeds.mean, color=colour, linewidth=2)
         seeds = " or ".join(str(n) for n in sorted({len(runs) for runs in by_depth.values()}))
         style_axes(axes, f"{recipe}: return (seeds a colour: {seeds})", "env steps")
 
