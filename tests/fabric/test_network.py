@@ -32,10 +32,10 @@ def exercise(fabrics):
     """One of everything between two members."""
     here, there = channels(fabrics)
     here.publish(fill(1))
-    assert there.wait_newer([0], [0], 10.0)
+    assert there.wait_newer([0], [0], DEADLINE_SECONDS)
     assert torch.equal(there.peek(0)[0], fill(1))
     assert here.send(1, "x", fill(2), note=2.0**53)
-    message = there.wait("x", 10.0)
+    message = there.wait("x", DEADLINE_SECONDS)
     assert (message.sender, message.note) == (0, 2.0**53)
     assert torch.equal(message.x, fill(2))
     x, y = fill(3), fill(4)
@@ -94,9 +94,9 @@ def test_large_vectors_arrive_whole_at_any_place_in_their_pieces():
         here, there = channels(fabrics, like=like)
         here.publish(like)
         assert here.send(1, "x", like.flip(0))
-        assert there.wait_newer([0], [0], 10.0)
+        assert there.wait_newer([0], [0], DEADLINE_SECONDS)
         assert torch.equal(there.peek(0)[0], like)
-        assert torch.equal(there.wait("x", 10.0).x, like.flip(0))
+        assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, like.flip(0))
 
 
 def test_vectors_of_any_stride_are_sent():
@@ -104,11 +104,11 @@ def test_vectors_of_any_stride_are_sent():
         here, there = channels(fabrics)
         every_second, repeated = torch.arange(2.0 * N)[::2], torch.tensor(3.0, requires_grad=True).expand(N)
         here.publish(every_second)
-        assert there.wait_newer([0], [0], 10.0)
+        assert there.wait_newer([0], [0], DEADLINE_SECONDS)
         assert torch.equal(there.peek(0)[0], every_second)
         for x in (every_second, repeated, every_second[:2], repeated[:1]):
             assert here.send(1, "x", x)
-            assert torch.equal(there.wait("x", 10.0).x, x)
+            assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, x)
 
 
 def test_a_publisher_sends_nothing_to_a_member_that_never_reads():
@@ -139,12 +139,12 @@ def test_an_interrupted_publish_blocks_no_connection(monkeypatch):
             patch.setattr(here._register, "_note_sent", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 here.publish(fill(2))
-        assert there.wait_newer([0], [1], 10.0)
+        assert there.wait_newer([0], [1], DEADLINE_SECONDS)
         assert torch.equal(there.peek(0)[0], fill(2))
         assert there.send(0, "x", fill(3))
-        assert torch.equal(here.wait("x", 10.0).x, fill(3))
+        assert torch.equal(here.wait("x", DEADLINE_SECONDS).x, fill(3))
         assert here.send(1, "x", fill(4))
-        assert torch.equal(there.wait("x", 10.0).x, fill(4))
+        assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, fill(4))
 
 
 def test_an_interrupted_send_blocks_no_connection(monkeypatch):
@@ -163,14 +163,14 @@ def test_an_interrupted_send_blocks_no_connection(monkeypatch):
             with pytest.raises(KeyboardInterrupt):
                 here.send(1, "x", fill(1))
         assert here.send(1, "x", fill(2))
-        assert [float(there.wait("x", 10.0).x[0]) for _ in range(2)] == [1.0, 2.0]
+        assert [float(there.wait("x", DEADLINE_SECONDS).x[0]) for _ in range(2)] == [1.0, 2.0]
 
 
 def test_a_publisher_stops_for_a_member_that_stops_reading_and_goes_on_when_it_reads_again():
     with members(2, shared_memory=False) as fabrics:
         here, there = channels(fabrics)
         here.publish(fill(0))
-        assert there.wait_newer([0], [0], 10.0)
+        assert there.wait_newer([0], [0], DEADLINE_SECONDS)
         held = there._register._subscriptions[0]
         for number in range(1, 100):
             here.publish(fill(number))
@@ -188,9 +188,9 @@ def test_peeked_vectors_and_messages_stay_while_they_are_held():
         kept = []
         for number in range(1, 40):
             here.publish(fill(number))
-            assert there.wait_newer([0], [number - 1], 10.0)
+            assert there.wait_newer([0], [number - 1], DEADLINE_SECONDS)
             assert here.send(1, "x", fill(-number))
-            kept.append((number, there.peek(0)[0][1:3], there.wait("x", 10.0).x.view(N, 1)))
+            kept.append((number, there.peek(0)[0][1:3], there.wait("x", DEADLINE_SECONDS).x.view(N, 1)))
         for number, peeked, message in kept:
             assert torch.equal(peeked, fill(number)[1:3])
             assert torch.equal(message, fill(-number).view(N, 1))
@@ -221,7 +221,7 @@ def test_messages_for_a_channel_that_is_made_later_wait_for_it(shared_memory):
             )
         )
         there = fabrics[1].channel("late", torch.zeros(N))
-        assert torch.equal(there.wait("x", 10.0).x, fill(1))
+        assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, fill(1))
         until(lambda: there.version(0) == 1)
 
 
@@ -287,7 +287,9 @@ def test_what_was_sent_before_the_close_still_arrives_and_nothing_is_left_behind
         closing = threading.Thread(target=fabrics[0].close)
         closing.start()
         until(lambda: fabrics[1].endpoint.connections[0].finished)
-        assert [float(there.wait("x", 10.0).x[0]) for _ in range(30)] == [float(n) for n in range(30)]
+        assert [float(there.wait("x", DEADLINE_SECONDS).x[0]) for _ in range(30)] == [
+            float(n) for n in range(30)
+        ]
         assert there.version(0) == 1, "who closes answers until the others close too"
         assert there.mean_(fill(2)) == 1, "who has finished is not waited for"
         assert not there.send(0, "x", fill(0))
@@ -316,7 +318,7 @@ def test_no_newer_version_is_awaited_of_a_member_that_has_made_its_last_step():
     with members(2, run_state=run_state) as fabrics:
         here, there = channels(fabrics)
         there.publish(fill(1))
-        assert here.wait_newer([1], [0], 10.0)
+        assert here.wait_newer([1], [0], DEADLINE_SECONDS)
         assert not here.wait_newer([1], [1], 0.0)
         run_state.mark_finished(1)
         assert here.wait_newer([1], [1], 0.0)

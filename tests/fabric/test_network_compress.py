@@ -11,6 +11,7 @@ import torch
 from fabric.networked import at_once, channels, members
 from murmurate.fabric.network.compression import BLOCK, ErrorFeedback, codec
 from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
+from waiting import DEADLINE_SECONDS
 
 COUNT = 3 * BLOCK + 17
 
@@ -149,10 +150,10 @@ def test_mail_and_register_are_compressed_in_memory_too_and_collectives_exact(ki
         feedback = ErrorFeedback(one)
         for turn in range(5):
             assert here.send(1, "x", x * turn, note=turn)
-            message = there.wait("x", 10.0)
+            message = there.wait("x", DEADLINE_SECONDS)
             assert torch.equal(message.x, one.decode(encoded(one, x * turn, feedback)))
         here.publish(x)
-        assert there.wait_newer([0], [0], 10.0)
+        assert there.wait_newer([0], [0], DEADLINE_SECONDS)
         assert torch.equal(there.peek(0)[0], one.decode(encoded(one, x)))
         y = x.clone()
         z = -0.5 * x
@@ -188,7 +189,7 @@ def test_a_short_message_is_not_compressed(compression, shared_memory):
         whole = torch.full((50_000,), 3.0)
         for x in (short, whole, short[:7]):
             assert here.send(1, "x", x)
-        found = [there.wait("x", 20.0).x for _ in range(3)]
+        found = [there.wait("x", DEADLINE_SECONDS).x for _ in range(3)]
         assert torch.equal(found[0].view(torch.int32), short.view(torch.int32))
         assert torch.equal(found[1], whole)
         assert torch.equal(found[2].view(torch.int32), short[:7].view(torch.int32))
@@ -221,5 +222,5 @@ def test_what_rounding_kept_back_before_a_cut_comes_after_it(compression, shared
             assert receiver.drain(there, number, [0], absorb, 20.0)
         for _ in range(5):
             assert here.send(1, "delta", torch.zeros(COUNT))
-            absorb(there.wait("delta", 20.0))
+            absorb(there.wait("delta", DEADLINE_SECONDS))
         torch.testing.assert_close(arrived, sent, rtol=0, atol=1e-5)

@@ -12,7 +12,7 @@ import torch
 from fabric.networked import at_once, cabled, channels, members
 from murmurate.fabric.network.compression import ExactCodec
 from murmurate.fabric.network.shm_peer import MemoryRange, Region, ShmOwner, ShmPeer
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
 N = 200_000  # a vector of 800 kB
 LIKE = torch.zeros(N)
@@ -39,8 +39,8 @@ def test_vectors_are_not_sent_over_the_connection(encrypt):
         for value in range(8):
             here.send(1, "x", vector(value))
             there.publish(vector(-value))
-            assert torch.equal(there.wait("x", 20.0).x, vector(value))
-            assert here.wait_newer([1], [value], 20.0)
+            assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, vector(value))
+            assert here.wait_newer([1], [value], DEADLINE_SECONDS)
             assert torch.equal(here.peek(1)[0], vector(-value))
         x, y = vector(1), vector(3)
         assert at_once(lambda: here.mean_(x), lambda: there.mean_(y)) == [2, 2]
@@ -55,7 +55,7 @@ def test_a_member_without_shared_memory_is_sent_everything():
         assert not near(fabrics[1], 0)
         here, there = channels(fabrics, like=LIKE)
         here.send(1, "x", vector(1))
-        assert torch.equal(there.wait("x", 20.0).x, vector(1))
+        assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, vector(1))
         until(lambda: cable.carried_bytes > LIKE.nbytes)
 
 
@@ -77,7 +77,7 @@ def test_a_publisher_in_a_hurry_tears_nothing(floats):
         try:
             for turn in range(60):
                 for reader in readers:
-                    assert reader.wait_newer([0], [turn], 20.0)
+                    assert reader.wait_newer([0], [turn], DEADLINE_SECONDS)
                     x, version = reader.peek(0)
                     assert (x == version).all()
         finally:
@@ -91,7 +91,7 @@ def test_a_publish_costs_one_copy_however_many_read():
         for value in range(5):
             writer.publish(vector(value))
             for reader in readers:
-                assert reader.wait_newer([0], [value], 20.0)
+                assert reader.wait_newer([0], [value], DEADLINE_SECONDS)
                 assert torch.equal(reader.peek(0)[0], vector(value))
         assert writer.traffic.bytes == 5 * LIKE.nbytes
         assert [reader.traffic.bytes for reader in readers] == [5 * LIKE.nbytes] * 3
@@ -101,7 +101,7 @@ def test_a_peeked_vector_is_read_where_it_lies_and_stays_until_the_next_peek():
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
         here.publish(vector(1))
-        assert there.wait_newer([0], [0], 20.0)
+        assert there.wait_newer([0], [0], DEADLINE_SECONDS)
         held = there.peek(0)[0]
         for value in range(2, 20):
             here.publish(vector(value))
@@ -121,7 +121,7 @@ def test_messages_are_kept_for_as_long_as_a_member_holds_them():
         kept = []
         for value in range(2 * slots):
             assert here.send(1, "x", vector(value))
-            kept.append(there.wait("x", 20.0).x[1:3])
+            kept.append(there.wait("x", DEADLINE_SECONDS).x[1:3])
         assert [float(x[0]) for x in kept] == [float(value) for value in range(2 * slots)]
 
 
@@ -132,7 +132,7 @@ def test_a_queue_in_memory_is_bounded_under_each_tag_and_others_go_on():
         tags = [str(number) for number in range(70)]
         for tag in tags:
             assert here.send(1, tag, torch.zeros(5))
-            there.wait(tag, 20.0)
+            there.wait(tag, DEADLINE_SECONDS)
         capacity = here._mailbox.capacity
         for tag in (tags[0], tags[-1]):
             taken = 0
@@ -142,10 +142,10 @@ def test_a_queue_in_memory_is_bounded_under_each_tag_and_others_go_on():
                 there.receive("nothing")  # takes all out of the slots
             until(lambda tag=tag: not here.send(1, tag, torch.zeros(5), deadline_seconds=0.0))
             assert here.send(1, "another", torch.zeros(5))
-            assert there.wait("another", 20.0)
-            assert [float(there.wait(tag, 20.0).x[0]) for _ in range(taken)] == list(range(taken))
+            assert there.wait("another", DEADLINE_SECONDS)
+            assert [float(there.wait(tag, DEADLINE_SECONDS).x[0]) for _ in range(taken)] == list(range(taken))
             assert here.send(1, tag, torch.zeros(5))
-            assert there.wait(tag, 20.0)
+            assert there.wait(tag, DEADLINE_SECONDS)
 
 
 def test_threads_that_send_to_one_local_peer_do_not_mix():
@@ -161,7 +161,7 @@ def test_threads_that_send_to_one_local_peer_do_not_mix():
             found = {tag: [] for tag in tags}
             for _ in range(count):
                 for tag in tags:
-                    message = there.wait(tag, 20.0)
+                    message = there.wait(tag, DEADLINE_SECONDS)
                     assert (message.x == message.note).all()
                     found[tag].append(message.note)
             return found
@@ -180,12 +180,12 @@ def test_one_channel_has_local_peers_and_members_elsewhere():
             assert here.publish(vector(value)) == value + 1
             for other in (beside, away):
                 assert here.send(other.rank, "x", vector(-value))
-                assert torch.equal(other.wait("x", 20.0).x, vector(-value))
-                assert other.wait_newer([0], [value], 20.0)
+                assert torch.equal(other.wait("x", DEADLINE_SECONDS).x, vector(-value))
+                assert other.wait_newer([0], [value], DEADLINE_SECONDS)
                 assert torch.equal(other.peek(0)[0], vector(value))
         assert torch.equal(here.peek(0)[0], vector(11))
         beside.publish(vector(5))
-        assert away.wait_newer([1], [0], 20.0)
+        assert away.wait_newer([1], [0], DEADLINE_SECONDS)
         assert torch.equal(away.peek(1)[0], vector(5))
 
 
@@ -216,16 +216,21 @@ def test_a_member_that_waits_is_reached_by_what_comes_through_memory():
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
         for value in range(20):
-            message, *_ = at_once(lambda: there.wait("x", 20.0), lambda v=value: here.send(1, "x", vector(v)))
+            message, *_ = at_once(
+                lambda: there.wait("x", DEADLINE_SECONDS), lambda v=value: here.send(1, "x", vector(v))
+            )
             assert torch.equal(message.x, vector(value))
             newer, _ = at_once(
-                lambda v=value: there.wait_newer([0], [v], 20.0), lambda v=value: here.publish(vector(v))
+                lambda v=value: there.wait_newer([0], [v], DEADLINE_SECONDS),
+                lambda v=value: here.publish(vector(v)),
             )
             assert newer
         full = 0
         while here.send(1, "full", vector(full), deadline_seconds=0.0):
             full += 1
-        sent, _ = at_once(lambda: here.send(1, "full", vector(full)), lambda: there.wait("full", 20.0))
+        sent, _ = at_once(
+            lambda: here.send(1, "full", vector(full)), lambda: there.wait("full", DEADLINE_SECONDS)
+        )
         assert sent
 
 
@@ -241,24 +246,24 @@ def test_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
             here.publish(vector(value))
         there = fabrics[1].channel("model", LIKE)
         for value in range(30):
-            assert torch.equal(there.wait("x", 20.0).x, vector(value))
+            assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, vector(value))
             assert here.send(1, "x", vector(12 + value))
         assert there.version(0) == 12
         assert torch.equal(there.peek(0)[0], vector(11))
         here.publish(vector(-1))
-        assert there.wait_newer([0], [12], 20.0)
+        assert there.wait_newer([0], [12], DEADLINE_SECONDS)
         assert torch.equal(there.peek(0)[0], vector(-1))
         monkeypatch.undo()
         before = fabrics[1].endpoint.connections[0].times_connected
         cable.snap()
         until(lambda: fabrics[1].endpoint.connections[0].times_connected > before, "the line stands again")
         here.publish(vector(-2))  # a reader that mapped it now would not be seen to read
-        assert there.wait_newer([0], [13], 20.0)
+        assert there.wait_newer([0], [13], DEADLINE_SECONDS)
         assert torch.equal(there.peek(0)[0], vector(-2))
         assert not there._shm.mapped
         assert fabrics[1].refused == {"memory": 1}
         assert there.send(0, "x", vector(1)), "the other way goes through memory still"
-        assert torch.equal(here.wait("x", 20.0).x, vector(1))
+        assert torch.equal(here.wait("x", DEADLINE_SECONDS).x, vector(1))
 
 
 def withdraw_while_writing(monkeypatch, fabrics, lane):
@@ -288,7 +293,7 @@ def test_a_message_that_is_being_written_when_memory_turns_out_unreadable_is_sen
         assert here.send(1, "x", vector(1))
         assert here.send(1, "x", vector(2))
         for value in range(3):
-            assert torch.equal(there[0].wait("x", 20.0).x, vector(value))
+            assert torch.equal(there[0].wait("x", DEADLINE_SECONDS).x, vector(value))
         assert there[0].receive("x") is None
 
 
@@ -298,7 +303,7 @@ def test_a_vector_that_is_being_written_when_memory_turns_out_unreadable_is_sent
         here = fabrics[0].channel("model", LIKE)
         there = withdraw_while_writing(monkeypatch, fabrics, here._shm.lanes[1])
         assert here.publish(vector(1)) == 1
-        assert there[0].wait_newer([0], [0], 5.0)
+        assert there[0].wait_newer([0], [0], DEADLINE_SECONDS)
         assert torch.equal(there[0].peek(0)[0], vector(1))
 
 
@@ -318,7 +323,7 @@ def test_a_collective_in_memory_that_cannot_be_mapped_is_sent_instead(monkeypatc
         assert {"memory": 1} in refused, "one of the two tried first"
         assert all(causes in ({}, {"memory": 1}) for causes in refused)
         here.send(1, "x", vector(5))
-        assert torch.equal(there.wait("x", 20.0).x, vector(5))
+        assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, vector(5))
 
 
 def test_without_descriptors_vectors_are_sent(monkeypatch):
@@ -327,9 +332,9 @@ def test_without_descriptors_vectors_are_sent(monkeypatch):
             monkeypatch.setattr(fabric.endpoint.credentials.shm, "allocate", refuse)
         here, there = channels(fabrics, like=LIKE)
         here.send(1, "x", vector(5))
-        assert torch.equal(there.wait("x", 20.0).x, vector(5))
+        assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, vector(5))
         here.publish(vector(6))
-        assert there.wait_newer([0], [0], 20.0)
+        assert there.wait_newer([0], [0], DEADLINE_SECONDS)
         assert torch.equal(there.peek(0)[0], vector(6))
         assert torch.equal(here.peek(0)[0], vector(6))
         until(lambda: cable.carried_bytes > 2 * LIKE.nbytes)  # counted once it has been passed on
@@ -341,7 +346,7 @@ def test_a_member_takes_half_of_the_descriptors_at_most(monkeypatch):
         every = [channels(fabrics, name=str(number)) for number in range(8)]
         for here, there in every:
             here.send(1, "x", torch.ones(5))
-            assert torch.equal(there.wait("x", 20.0).x, torch.ones(5))
+            assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, torch.ones(5))
         parts = [len(fabric.endpoint.credentials.shm._mapped_ranges) for fabric in fabrics]
         assert all(0 < count <= 10 for count in parts), parts
 
@@ -357,7 +362,7 @@ def test_messages_in_memory_wait_for_those_sent_over_the_connection_before():
         assert not here.send(1, "x", torch.ones(5), deadline_seconds=0.1)
         cable.mend()
         assert here.send(1, "x", torch.ones(5))
-        assert [float(there.wait("x", 20.0).x[0]) for _ in range(2)] == [0.0, 1.0]
+        assert [float(there.wait("x", DEADLINE_SECONDS).x[0]) for _ in range(2)] == [0.0, 1.0]
 
 
 def test_descriptors_are_given_back():
@@ -368,7 +373,7 @@ def test_descriptors_are_given_back():
         for value in range(30):
             here.publish(vector(value))
             here.send(1, "x", vector(value))
-            there.wait("x", 20.0)
+            there.wait("x", DEADLINE_SECONDS)
         assert len(os.listdir("/proc/self/fd")) < before + 30
     del fabrics, here, there
     until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= before)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from fabric.networked import RUN, SECRET, N, at_once, cabled, channels, fill, members
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
 MESSAGES = 300
 
@@ -33,7 +33,7 @@ def test_mail_arrives_once_each_in_order_though_connections_keep_ending(shared_m
             for number in range(MESSAGES):
                 if breaks and generator.random() < 0.05:
                     cable.snap()
-                message = fabric.wait("x", 20.0)
+                message = fabric.wait("x", DEADLINE_SECONDS)
                 assert message is not None, f"message {number} did not come"
                 messages.append((message.sender, message.note, float(message.x[0])))
             return messages, fabric.receive("x")
@@ -50,7 +50,7 @@ def test_mail_arrives_once_each_in_order_though_connections_keep_ending(shared_m
         assert here_got == ([(1, float(n), float(n)) for n in range(MESSAGES)], None)
         until(lambda: fabrics[0].endpoint.connections[1].times_connected > (1 if shared_memory else 3))
         assert here.send(1, "x", fill(0))
-        assert there.wait("x", 20.0) is not None
+        assert there.wait("x", DEADLINE_SECONDS) is not None
         assert there.receive("x") is None
 
 
@@ -58,7 +58,7 @@ def test_after_a_cut_the_newest_vector_and_all_messages_are_there():
     with cabled(shared_memory=False) as (fabrics, cable):
         here, there = channels(fabrics)
         here.publish(fill(1))
-        assert there.wait_newer([0], [0], 10.0)
+        assert there.wait_newer([0], [0], DEADLINE_SECONDS)
         cable.cut()
         until(lambda: list(fabrics[0].living()) == [0])
         until(lambda: list(fabrics[1].living()) == [1])
@@ -70,7 +70,7 @@ def test_after_a_cut_the_newest_vector_and_all_messages_are_there():
         assert there.wait_newer([0], [1], 30.0)
         cable.mend()
         until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
-        messages = [there.wait("x", 10.0) for _ in range(20)]
+        messages = [there.wait("x", DEADLINE_SECONDS) for _ in range(20)]
         assert [float(message.x[0]) for message in messages] == [float(number) for number in range(20)]
         until(lambda: there.version(0) == 3)
         assert torch.equal(there.peek(0)[0], fill(3))
@@ -87,7 +87,7 @@ def test_a_full_queue_to_a_peer_behind_a_cut_gives_up_at_the_deadline(shared_mem
             assert accepted < 1000
         assert not here.send(1, "x", fill(-1), deadline_seconds=0.05)
         cable.mend()
-        got = [float(there.wait("x", 20.0).x[0]) for _ in range(accepted)]
+        got = [float(there.wait("x", DEADLINE_SECONDS).x[0]) for _ in range(accepted)]
         assert got == [float(number) for number in range(accepted)]
         until(lambda: here.send(1, "x", fill(7), deadline_seconds=0.0))
 
@@ -145,10 +145,10 @@ def test_a_member_that_starts_again_is_heard_again(before, after):
         for number in range(4):
             there.publish(fill(number))
             there.send(0, "x", fill(number))
-        assert here.wait_newer([1], [0], 10.0)
+        assert here.wait_newer([1], [0], DEADLINE_SECONDS)
         there.send(0, "last", fill(4))
-        assert here.wait("last", 10.0) is not None, "what was sent before it has come too"
-        assert here.wait("x", 10.0) is not None
+        assert here.wait("last", DEADLINE_SECONDS) is not None, "what was sent before it has come too"
+        assert here.wait("x", DEADLINE_SECONDS) is not None
         until(lambda: here.version(1) == 4)
         assert here.send(1, "lost", fill(7))
         fabrics[1].endpoint._close_connections()  # as if its process had ended
@@ -165,16 +165,18 @@ def test_a_member_that_starts_again_is_heard_again(before, after):
         until(lambda: list(fabrics[0].living()) == [0, 1], "both live")
         assert (connection.local_peer is not None) == after
         assert torch.equal(here.peek(1)[0], fill(3)), "the former life's, as long as there is nothing newer"
-        left = [here.wait("x", 10.0) for _ in range(3)]
+        left = [here.wait("x", DEADLINE_SECONDS) for _ in range(3)]
         assert [float(message.x[0]) for message in left] == [1.0, 2.0, 3.0], "what it sent can still be read"
         assert again.receive("lost") is None, "what was sent to it was for the former life alone"
         again.publish(fill(50))
-        assert here.wait_newer([1], [4], 10.0), "versions must go on where the former life's ended"
+        assert here.wait_newer([1], [4], DEADLINE_SECONDS), (
+            "versions must go on where the former life's ended"
+        )
         assert torch.equal(here.peek(1)[0], fill(50))
         assert again.send(0, "y", fill(51))
-        assert torch.equal(here.wait("y", 10.0).x, fill(51))
+        assert torch.equal(here.wait("y", DEADLINE_SECONDS).x, fill(51))
         assert here.send(1, "y", fill(52))
-        assert torch.equal(again.wait("y", 10.0).x, fill(52))
+        assert torch.equal(again.wait("y", DEADLINE_SECONDS).x, fill(52))
         with pytest.raises(FabricError, match="left out"):
             at_once(lambda: here.mean_(fill(0)), lambda: again.mean_(fill(0)))
 

@@ -16,7 +16,7 @@ from fabric.networked import RUN, SECRET, cabled, channels, members
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.compression import Bfloat16Codec, ExactCodec
 from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
 N = 50_000
 LIKE = torch.zeros(N)
@@ -33,7 +33,7 @@ def test_what_is_in_memory_is_read_though_the_link_is_cut():
     with cabled() as (fabrics, cable):
         here, there = channels(fabrics)
         here.publish(torch.ones(5))
-        assert there.wait_newer([0], [0], 10.0)
+        assert there.wait_newer([0], [0], DEADLINE_SECONDS)
         cable.cut()
         until(lambda: list(fabrics[0].living()) == [0])
         until(lambda: list(fabrics[1].living()) == [1])
@@ -64,10 +64,10 @@ def test_incarnations_that_end_while_they_read_delay_no_member():
             for number in range(8):
                 here.publish(vector(number))
                 assert here.send(1, "x", vector(number), deadline_seconds=5.0)
-                assert there.wait_newer([0], [here.version(0) - 1], 10.0)
+                assert there.wait_newer([0], [here.version(0) - 1], DEADLINE_SECONDS)
                 x, version = there.peek(0)
                 assert (version, float(x[0])) == (8 * life + number + 1, number)
-                held.append(there.wait("x", 10.0).x)
+                held.append(there.wait("x", DEADLINE_SECONDS).x)
                 assert float(held[-1][0]) == number
             held.append(x)
             assert here.send(1, "x", vector(-1)), "which nobody reads"
@@ -76,7 +76,7 @@ def test_incarnations_that_end_while_they_read_delay_no_member():
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
             (there,) = channels(fabrics[1:], like=LIKE)
             until(lambda: list(fabrics[0].living()) == [0, 1])
-            assert there.wait_newer([0], [8 * life + 7], 10.0)
+            assert there.wait_newer([0], [8 * life + 7], DEADLINE_SECONDS)
             assert there.version(0) == 8 * (life + 1)
             held.clear()  # the former life's messages are given back to the former life's slots
             gc.collect()
@@ -144,7 +144,7 @@ def test_a_message_under_way_to_a_former_incarnation_does_not_reach_the_next(
         here.send(1, "x", torch.ones(5))
         (there,) = channels(fabrics[1:])
         assert here.send(1, "x", torch.full((5,), 2.0))
-        assert float(there.wait("x", 10.0).x[0]) == 2.0
+        assert float(there.wait("x", DEADLINE_SECONDS).x[0]) == 2.0
         assert there.receive("x") is None
 
 
@@ -219,7 +219,7 @@ def send_for_later_and_die(door):
     for number in range(20):
         fabric.publish(vector(number))
         assert fabric.send(1, "x", vector(number))
-    assert door.channel("word", torch.zeros(1)).wait("told", 20.0)
+    assert door.channel("word", torch.zeros(1)).wait("told", DEADLINE_SECONDS)
     kill_myself()
 
 
@@ -257,8 +257,8 @@ def read_to_the_end(door):
 def read_and_die(door):
     """Killed while it has a vector pinned and messages lent."""
     fabric = door.channel("model", LIKE)
-    assert fabric.wait_newer([0], [2], 20.0)
-    held = [fabric.peek(0), fabric.wait("x", 20.0), fabric.wait("x", 20.0)]
+    assert fabric.wait_newer([0], [2], DEADLINE_SECONDS)
+    held = [fabric.peek(0), fabric.wait("x", DEADLINE_SECONDS), fabric.wait("x", DEADLINE_SECONDS)]
     assert all(held)
     kill_myself()
 

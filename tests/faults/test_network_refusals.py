@@ -36,7 +36,7 @@ from murmurate.fabric.network.frames import (
 )
 from murmurate.fabric.network.handshake import Credentials, Hello, dial, set_timeouts
 from murmurate.fabric.network.shm_peer import Region, RegionAddress
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
 CHANNEL = digest("model")
 ENCRYPTED = [True, False]
@@ -150,7 +150,7 @@ def refuses(scene, caplog, cause, act):
     rogue.connect()
     rogue.numbered = fabric.endpoint.connections[1].received
     rogue.send(rogue.message(7))
-    message = channel.wait("x", 20.0)
+    message = channel.wait("x", DEADLINE_SECONDS)
     assert message is not None
     assert torch.equal(message.x, fill(7))
     assert channel.receive("x") is None
@@ -356,7 +356,7 @@ class TestOfAStranger:
     def still_works(self, fabrics):
         here, there = channels(fabrics)
         assert here.send(1, "x", fill(3))
-        assert torch.equal(there.wait("x", 20.0).x, fill(3))
+        assert torch.equal(there.wait("x", DEADLINE_SECONDS).x, fill(3))
 
     @pytest.mark.parametrize("rank", [0, 1, 7, 2**32 - 1])
     def test_with_a_wrong_key_of_its_own(self, rank):
