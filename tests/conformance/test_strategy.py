@@ -7,8 +7,9 @@ import functools
 import pytest
 import torch
 
+from murmurate.conformance.problems import same
 from murmurate.conformance.test_strategies import *  # noqa: F403 - the tests
-from murmurate.conformance.test_strategies import KNOWN, UPDATES, fabrics, members
+from murmurate.conformance.test_strategies import KNOWN, MANY_UPDATES, UPDATES, fabrics, members, sizes
 from murmurate.conformance.test_strategy_states import *  # noqa: F403
 from murmurate.errors import Refusal
 from murmurate.fabric.simulated.fabric import SimulatedFabric
@@ -27,6 +28,17 @@ def test_they_are_found_by_their_command_line_names():
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(Refusal, match="'local-sgd'"):
         strategy("local-sdg")
+
+
+def test_the_seed_of_a_schedule_fixes_every_bit(kind):
+    """Asynchronous ones too: no strategy draws from torch's own generator, or in the order of a set."""
+    roles = members(kind, sizes(kind)[-1], MANY_UPDATES // 4)
+
+    def run(seed):
+        torch.manual_seed(seed)  # which must not matter
+        return SimulatedFabric(len(roles), seed=3, latency=(0.0, 1e-5)).run(roles)
+
+    assert same(run(0), run(1))
 
 
 def test_dpsgd_with_nodes_of_one_runs_between_hosts():
