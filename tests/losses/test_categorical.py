@@ -101,11 +101,6 @@ def test_its_gradient_is_the_difference_of_the_distributions() -> None:
     )
 
 
-def test_no_gradient_flows_into_targets() -> None:
-    p = torch.full((1, 3), 1 / 3, requires_grad=True)
-    assert not projected_target(torch.ones(1), torch.ones(1), p, support(-1, 1, 3)).requires_grad
-
-
 @pytest.mark.parametrize("v_min", [1.0, 2.0])
 def test_a_support_must_have_a_width(v_min: float) -> None:
     with pytest.raises(ValueError, match="the first must be the smaller"):

@@ -41,11 +41,6 @@ def test_advantages_below_the_smallest_normal_number_also_give_probabilities() -
     torch.testing.assert_close(regret_matching(advantage), torch.tensor([0.25, 0.75]), rtol=1e-3, atol=0)
 
 
-def test_regret_matching_passes_no_gradient() -> None:
-    advantage = torch.tensor([1.0, 2.0], requires_grad=True)
-    assert not regret_matching(advantage).requires_grad
-
-
 def test_weights_are_truncated() -> None:
     pi, mu = torch.tensor([[0.9, 0.2, 0.0]]), torch.tensor([[0.3, 0.4, 0.5]])
     torch.testing.assert_close(importance_weights(pi, mu, clip=1.0), torch.tensor([[1.0, 0.5, 0.0]]))
