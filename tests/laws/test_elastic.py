@@ -112,17 +112,6 @@ def test_common_rounds_are_the_printed_equations(size):
         ]
 
 
-def test_a_death_in_common_rounds_pulls_by_the_living():
-    fabric = SimulatedFabric(3, seed=4, crashes={2: 12})
-    one, two, dead = fabric.run(
-        [functools.partial(Problem().learn, SynchronousElastic(period=1), UPDATES)] * 3
-    )
-    assert isinstance(dead, BaseException)
-    assert torch.equal(one.strategy["centre"], two.strategy["centre"])
-    assert {e.heard for e in one.exchanges} == {2, 3}
-    assert bool(torch.isfinite(one.params).all())
-
-
 # -- with a centre --------------------------------------------------------------------------------------
 
 
