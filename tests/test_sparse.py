@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -193,20 +194,19 @@ def test_while_it_is_closed_nobody_writes_and_who_read_reads_again():
             apart = max(abs(math.log(value / 2)) for value in values)
             wrong.append(apart + (steps[0] - before + 2) * math.log(0.95))
 
-    threads = [threading.Thread(target=write), threading.Thread(target=read)]
-    for thread in threads:
-        thread.start()
     end = time.monotonic() + DEADLINE_SECONDS
     folds = 0
-    while folds < 20 and time.monotonic() < end:
-        if folder.value < 1e-4:
-            with folder.exclusive() as alone:
-                if alone:
-                    folder.fold()
-                    folds += 1
-    over.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(write), pool.submit(read)]
+        while folds < 20 and time.monotonic() < end:
+            if folder.value < 1e-4:
+                with folder.exclusive() as alone:
+                    if alone:
+                        folder.fold()
+                        folds += 1
+        over.set()
+    for thread in running:
+        thread.result()  # raises what it raised
     assert folds == 20
     # x <- 0.95 x + 0.1 stays at 2; a torn fold would be off by a factor of 1e4
     assert float(x[0]) * folder.value == pytest.approx(2.0, rel=1e-4)
@@ -227,10 +227,12 @@ def test_any_of_several_may_multiply_it_in_and_what_is_read_is_whole():
     over, wrong, steps = threading.Event(), [], [0, 0]
 
     def learn(i):
-        for _ in range(400):
-            replicas[i].follow(ones)
-            steps[i] += 1
-        over.set()
+        try:
+            for _ in range(400):
+                replicas[i].follow(ones)
+                steps[i] += 1
+        finally:
+            over.set()
 
     def saved():
         state = replicas[2].state()
@@ -245,11 +247,10 @@ def test_any_of_several_may_multiply_it_in_and_what_is_read_is_whole():
                 # before, and two after
                 wrong.append(apart + (sum(steps) - before + 4) * math.log(0.8))
 
-    threads = [threading.Thread(target=learn, args=(i,)) for i in range(2)] + [threading.Thread(target=look)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        running = [*(pool.submit(learn, i) for i in range(2)), pool.submit(look)]
+    for thread in running:
+        thread.result()  # raises what it raised
     assert wrong
     assert max(wrong) < 0.1  # a torn fold would be 23 nats
     assert float((replicas[0].values() - 1).abs().max()) < 0.9
