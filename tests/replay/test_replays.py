@@ -194,11 +194,14 @@ def test_it_goes_on_from_its_state(kind):
 
     one, other = make(0), make(1)
     rows(one, 80)
-    one.update(one.sample(20, 0.4).keys, torch.rand(20))
+    errors = torch.rand(20, generator=torch.Generator().manual_seed(0))
+    one.update(one.sample(20, 0.4).keys, 3 * errors)  # some above 1, at which priorities begin
     other.load(one.state())
     assert len(other) == 50
     assert other.inserted == one.inserted
     for _ in range(3):
+        rows(one, 3)
+        rows(other, 3)
         a, b = one.sample(30, 0.5), other.sample(30, 0.5)
         assert torch.equal(a.keys, b.keys)
         assert torch.equal(a.weights, b.weights)
