@@ -46,15 +46,27 @@ def test_it_is_that_of_the_first_step_of_each_transition(kind: str, steps: int) 
         replay.observe(0, step(kind, number))
     again = opened(kind, steps)
     again.load(replay.state())
-    for made in (replay, again):
-        sample = made.sample(32, 0.4)
-        newest = sample.observation.flatten(1)[:, -1].float()
-        torch.testing.assert_close(sample.behaviour["log_probability"], -newest)
-        expected = newest[:, None] + torch.arange(3) / 10
-        torch.testing.assert_close(sample.behaviour["memory"], expected)
     for name, kept in (("the one", replay), ("the loaded one", again)):
-        kept.observe(0, step(kind, 20))
+        check(kept, steps, set(range(21 - steps)), name)
+        kept.observe(0, step(kind, 20))  # completes what had begun before
         assert len(kept) == 2 * (22 - steps), name
+        check(kept, steps, set(range(22 - steps)), name)
+
+
+def check(replay: Any, steps: int, first: set[int], name: str) -> None:
+    """Transitions begin at all of ``first``, and hold what belongs to them."""
+    found = set()
+    for _ in range(20):
+        sample = replay.sample(32, 0.4)
+        newest = sample.observation.flatten(1)[:, -1].float()
+        found |= set(newest.tolist())
+        assert torch.equal(sample.action, newest.long() % 3), name
+        expected = sum(0.9**k * (newest + k) for k in range(steps))
+        torch.testing.assert_close(sample.reward, expected, msg=name)
+        torch.testing.assert_close(sample.behaviour["log_probability"], -newest, msg=name)
+        expected = newest[:, None] + torch.arange(3) / 10
+        torch.testing.assert_close(sample.behaviour["memory"], expected, msg=name)
+    assert found == {float(k) for k in (*first, *(100 + k for k in first))}, name
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,7 @@ def test_frames_go_on_from_their_state(played, chunk_bytes, monkeypatch):
     one, other = make(0), make(1)
     play(one, 0, played)
     other.load(one.state())
+    assert other.inserted == one.inserted > 0
     for replay in (one, other):
         play(replay, played, 40)
     for _ in range(5):
