@@ -20,6 +20,7 @@ if {late}:
 code = main()
 if not {late}:
     atexit.register(interrupt)  # before them
+assert "torch" not in sys.modules, "to print a secret would take two seconds"
 sys.exit(code)
 """
 

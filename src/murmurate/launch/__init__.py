@@ -6,14 +6,19 @@ Each is a class in a module of this folder, or in a module that an entry point a
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from murmurate import plugins
 from murmurate.errors import Refusal, unknown
-from murmurate.training.launcher import Launcher
+
+if TYPE_CHECKING:
+    from murmurate.training.launcher import Launcher
 
 
 def launchers() -> dict[str, Launcher]:
     """Every launcher by its command-line name (see ``plugins``). Raises Refusal where two have one name."""
+    from murmurate.training.launcher import Launcher  # imports torch, which murmurate secret does not need
+
     by_name: dict[str, type[Launcher]] = {}
     for module in plugins.modules(__name__):
         for value in vars(module).values():
