@@ -43,6 +43,12 @@ def svgs_of(page: str) -> dict[str, ElementTree.Element]:
     return found
 
 
+def write_few_records(folder: Path) -> None:
+    """A run whose page has few figures, and is soon made."""
+    records = [{"time_seconds": 1.0, "replica": 0, "env_steps": 80, "updates": 1}]
+    write_records(folder, records, replicas=1, strategy={"name": "solo"})
+
+
 @pytest.fixture(scope="module")
 def gala(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("gala") / "run"
@@ -159,8 +165,7 @@ def test_several_replicas_without_staleness_have_peers_all_the_same(tmp_path: Pa
 
 
 def test_no_episode_yet_and_no_command(tmp_path: Path) -> None:
-    records = [{"time_seconds": 1.0, "replica": 0, "env_steps": 80, "updates": 1}]
-    write_records(tmp_path / "run", records, replicas=1, strategy={"name": "solo"})
+    write_few_records(tmp_path / "run")
     words = words_of(page_of(tmp_path / "run"))
     assert "No episode has ended yet" in words
     assert "murmurate train cartpole-gala --strategy solo --replicas 1 --seed 3" in words
@@ -374,7 +379,7 @@ def test_refuses_what_is_no_run_and_writes_nothing(tmp_path: Path, spoil, senten
 def test_refuses_nothing_to_report_and_nowhere_to_write(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="give one or more run folders"):
         report([], tmp_path / "page.html")
-    write_run(tmp_path / "run", seconds=30)
+    write_few_records(tmp_path / "run")
     with pytest.raises(Refusal, match=r"Cannot write .* give another file with --out"):
         report([tmp_path / "run"], tmp_path / "nowhere" / "page.html")
     assert report([tmp_path / "run"], tmp_path / "run") == tmp_path / "run" / "report.html"
@@ -416,7 +421,7 @@ def test_a_survivor_that_ended_early_still_counts_in_the_mean(tmp_path: Path) ->
 
 
 def test_the_episode_is_embedded_as_it_is_or_its_absence_explained(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", seconds=30)
+    write_few_records(tmp_path / "run")
     assert "murmurate eval" in words_of(page_of(tmp_path / "run"))
     (tmp_path / "run" / "videos").mkdir()
     out = io.BytesIO()
