@@ -15,7 +15,7 @@ import pytest
 from murmurate.cli.main import main
 from murmurate.cli.result_verbs import WORLD_PLACES
 from murmurate.errors import Refusal
-from murmurate.recipes import recipe, recipe_names
+from murmurate.recipes import pairs, recipe
 from murmurate.record.stored import seal
 from murmurate.training import checkpoint
 from murmurate.training.data_record import places
@@ -26,7 +26,10 @@ from short_runs import SHORT, content, refused
 
 def test_eval_takes_the_places_of_every_world() -> None:
     """They are written out in ``result_verbs``, because reading worlds would slow the command line."""
-    names = {field for name in recipe_names() for field, _ in places(recipe(name).world)}
+    of_worlds = {world: name for name, (world, _) in pairs().items()}  # a recipe on each world, and
+    of_algorithms = {algorithm: name for name, (_, algorithm) in pairs().items()}  # one of each algorithm
+    recipes = {*of_worlds.values(), *of_algorithms.values()}
+    names = {field for name in recipes for field, _ in places(recipe(name).world)}
     assert names == {*WORLD_PLACES, "skip_bad"}
 
 
