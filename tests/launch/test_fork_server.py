@@ -173,8 +173,9 @@ def test_workers_collect_garbage_but_not_among_what_the_server_imported(
 _TRAINED = """
 import sys
 from murmurate.cli.main import main
-for recipe in ("cartpole-a2c", "pendulum-td3"):
-    assert main(["train", recipe, "--launcher", "inline", *"OPTIONS".split(), "--out", recipe]) == 0
+for recipe, more in (("cartpole-a2c", ""), ("pendulum-td3", "--replay.learning-starts 50 --agent.batch 16")):
+    words = [*"OPTIONS".split(), *more.split(), "--out", recipe]
+    assert main(["train", recipe, "--launcher", "inline", *words]) == 0
     assert main(["resume", recipe, "--updates", "4"]) == 0
 assert "torch" in sys.modules and "torch._dynamo" not in sys.modules
 """
