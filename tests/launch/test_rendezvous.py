@@ -23,6 +23,7 @@ from torch.distributed import TCPStore
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore
+from murmurate.fabric.processes.fork_server import fork_server
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import rendezvous
 from murmurate.launch.addresses import own_address
@@ -394,16 +395,19 @@ def test_ranks_without_a_run_id_agree_on_a_drawn_one(server: TCPStore) -> None:
 # -- memory -----------------------------------------------------------------------------------------------
 
 
+def add_one(offer: MemoryOffer) -> None:
+    cells = borrow(offer).counters("cells", (1,))
+    cells[0] += 1
+
+
 def test_another_process_borrows_the_same_memory() -> None:
     memory_file = SharedMemoryFile.create()
     offer = lend(memory_file)
     memory_file.counters("cells", (1,))[0] = 41
-    program = (
-        "from murmurate.launch.host_memory import MemoryOffer, borrow\n"
-        f"cells = borrow({offer!r}).counters('cells', (1,))\n"
-        "cells[0] += 1\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    process = fork_server().Process(target=add_one, args=(offer,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     assert borrow(offer).counters("cells", (1,))[0] == 42
     memory_file.close()
 
