@@ -135,8 +135,8 @@ def test_another_seed_is_another_run(tmp_path):
 
 def test_a_straggler_delays_only_strategies_with_common_rounds(tmp_path):
     slow = Cluster(compute="straggler:0.01,4")
-    gossip = result(tmp_path / "gala", run_of("gala", minutes=0.5 / 60, updates=None), slow)
-    meeting = result(tmp_path / "mean", run_of("all-reduce", minutes=0.5 / 60, updates=None), slow)
+    gossip = result(tmp_path / "gala", run_of("gala", minutes=0.5 / 60, updates=None, steps=1), slow)
+    meeting = result(tmp_path / "mean", run_of("all-reduce", minutes=0.5 / 60, updates=None, steps=1), slow)
     # in half a virtual second: 4 x 50 + 12 updates, against 5 x 13 at the straggler's pace
     assert gossip["total_updates"] == pytest.approx(212, abs=8)
     assert meeting["total_updates"] == pytest.approx(65, abs=5)
@@ -145,25 +145,31 @@ def test_a_straggler_delays_only_strategies_with_common_rounds(tmp_path):
 
 
 def test_a_sleeper_is_idle_and_does_not_compute(tmp_path):
-    summary = result(tmp_path / "run", run_of("gala"), Cluster(compute="sleeper:0.01,3"))
+    summary = result(tmp_path / "run", run_of("gala", steps=1), Cluster(compute="sleeper:0.01,3"))
     # one of five lives 4 times as long, 3/4 of it asleep
     assert summary["share_idle"] == pytest.approx(3 / 8, abs=0.02)
     assert summary["share_computing"] == pytest.approx(5 / 8, abs=0.02)
 
 
-def test_a_member_that_comes_back_has_the_state_of_a_living_peer(tmp_path):
+@pytest.fixture(scope="module")
+def came_back(tmp_path_factory):
+    """The folder of a run in which members crash and come back, and its summary."""
+    folder = tmp_path_factory.mktemp("came_back") / "run"
     cluster = Cluster(crash_every_seconds=0.1, restart_after_seconds=0.02)
-    summary = result(tmp_path / "run", run_of("gala", updates=60, seed=2), cluster)
+    return folder, result(folder, run_of("gala", updates=60, seed=2, steps=3), cluster)
+
+
+def test_a_member_that_comes_back_has_the_state_of_a_living_peer(came_back):
+    _, summary = came_back
     assert summary["faults"]["joined"] >= 1
     assert summary["updates"] == 60  # of one that began anew at 0 there would be more time to learn in
     assert summary["virtual_seconds"] < 60 * STEP * 1.1
     assert summary["disagreement_final"] < 0.1
 
 
-def test_a_member_that_comes_back_goes_on_counting_its_env_steps(tmp_path):
-    cluster = Cluster(crash_every_seconds=0.1, restart_after_seconds=0.02)
-    summary = result(tmp_path / "run", run_of("gala", updates=60, seed=2), cluster)
-    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+def test_a_member_that_comes_back_goes_on_counting_its_env_steps(came_back):
+    folder, summary = came_back
+    lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     counts = {}
     for line in lines:
         if line.get("kind") is None:
@@ -184,7 +190,7 @@ def test_the_simulators_of_a_crashed_member_are_closed(tmp_path):
 def test_many_members_may_come_back_while_others_are_told_of_deaths(tmp_path):
     """With more than a hundred members, asking whether one is lost lets others run."""
     cluster = Cluster(compute="straggler:0.01,4", crash_every_seconds=0.001, restart_after_seconds=0.002)
-    summary = result(tmp_path / "run", run_of("gala", replicas=110, updates=3), cluster)
+    summary = result(tmp_path / "run", run_of("gala", replicas=110, updates=3, steps=1), cluster)
     assert summary["faults"]["joined"] > 10
 
 
@@ -216,14 +222,15 @@ def test_rounds_do_not_put_off_the_last_update(name, tmp_path):
 
 
 def test_many_replicas_write_few_lines_and_few_write_their_own(tmp_path):
-    result(tmp_path / "many", run_of(replicas=20, updates=10), Cluster(lines=5))
+    result(tmp_path / "many", run_of(replicas=20, updates=10, steps=2), Cluster(lines=5))
     lines = [r for r in read_metrics(tmp_path / "many" / "metrics.jsonl") if "kind" not in r]
     assert 5 <= len(lines) <= 7
     assert {r["replica"] for r in lines} == {0}
     assert {r["joined_replicas"] for r in lines} == {20}
-    assert lines[-1]["env_steps"] == lines[-1]["total_env_steps"] == 20 * 10 * 8
+    assert lines[-1]["env_steps"] == lines[-1]["total_env_steps"] == 20 * 10 * 2
     crashing = Cluster(lines=20, crash_every_seconds=0.02, restart_after_seconds=0.01)
-    assert result(tmp_path / "crashing", run_of(replicas=20, updates=15), crashing)["faults"]["died"] > 5
+    summary = result(tmp_path / "crashing", run_of(replicas=20, updates=15, steps=2), crashing)
+    assert summary["faults"]["died"] > 5
     lines = [r for r in read_metrics(tmp_path / "crashing" / "metrics.jsonl") if "kind" not in r]
     for name in ("waiting_seconds", "computing_seconds", "bytes_exchanged"):  # also where one has died
         counts = [line[name] for line in lines]
@@ -287,7 +294,7 @@ def test_an_interrupt_during_the_last_evaluation_keeps_the_summary(tmp_path, mon
 
 
 def test_a_run_with_a_centre_is_a_trace_too(tmp_path):
-    run = run_of("parameter-server", replicas=2)
+    run = run_of("parameter-server", replicas=2, steps=2)
     result(tmp_path / "run", run, Cluster(compute="constant:0.02"))
     again = result(tmp_path / "again", run, Cluster(compute=f"trace:{tmp_path / 'run'}"))
     assert again["share_computing"] > 0
@@ -302,7 +309,7 @@ def test_a_trace_of_a_run_with_several_updates_a_batch_has_the_times_of_batches(
 
 
 def test_lines_hold_for_a_run_that_only_time_limits(tmp_path):
-    run = dataclasses.replace(run_of(replicas=2), updates=None, minutes=0.01)
+    run = dataclasses.replace(run_of(replicas=2), updates=None, minutes=0.005)
     result(tmp_path / "run", run, Cluster(compute="constant:0.005", lines=10))
     lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     records = [line for line in lines if line.get("replica") == 1]
@@ -338,9 +345,9 @@ def test_late_replicas_that_never_join_are_reported(tmp_path):
 def test_a_trace_of_numbers_and_of_a_run(tmp_path):
     numbers = tmp_path / "numbers.txt"
     numbers.write_text("0.02 0.02\n0.02")
-    summary = result(tmp_path / "run", run_of(), Cluster(compute=f"trace:{numbers}"))
+    summary = result(tmp_path / "run", run_of(steps=1), Cluster(compute=f"trace:{numbers}"))
     assert summary["virtual_seconds"] == pytest.approx(0.4, rel=0.01)
-    again = result(tmp_path / "again", run_of(), Cluster(compute=f"trace:{tmp_path / 'run'}"))
+    again = result(tmp_path / "again", run_of(steps=1), Cluster(compute=f"trace:{tmp_path / 'run'}"))
     assert again["virtual_seconds"] == pytest.approx(0.4, rel=0.01)
 
 
