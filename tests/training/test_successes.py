@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.record.groups import RunGroup
 from murmurate.record.report import report
+from murmurate.record.runs import open_run
+from murmurate.record.sections import success_rate
 
 ENVIRONMENT = '''
 import gymnasium
@@ -45,32 +48,34 @@ def test_every_source_tells_which_episodes_were_successes(
 ) -> None:
     (tmp_path / "coin.py").write_text(ENVIRONMENT)
     run = tmp_path / "run"
-    words = ["train", f"env:{tmp_path / 'coin.py'}:Coin-{algorithm}", "--env-steps", "1500", *options]
-    assert main([*words, "--record-every-seconds", "0.01", "--seed", "0", "--out", str(run)]) == 0
+    words = ["train", f"env:{tmp_path / 'coin.py'}:Coin-{algorithm}", "--env-steps", "800", *options]
+    words += ["--record-every-seconds", "0.01", "--eval-episodes", "1", "--seed", "0"]
+    assert main([*words, "--out", str(run)]) == 0
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [record["success_rate"] for record in records if "success_rate" in record]
     assert rates
     for record in records:
         if "success_rate" in record:  # the reward is 1 for a success, else 0
             assert record["success_rate"] == pytest.approx(record["return_mean"])
-    assert "Success rate in training" in Path(report([run], tmp_path / "report.html")).read_text()
+    assert success_rate([RunGroup("", 0, (open_run(run),))])
 
 
 def test_simulated_replicas_tell_which_episodes_were_successes(tmp_path: Path) -> None:
     (tmp_path / "coin.py").write_text(ENVIRONMENT)
     run = tmp_path / "run"
-    words = ["simulate", f"env:{tmp_path / 'coin.py'}:Coin-a2c", "--replicas", "2", "--env-steps", "1500"]
-    assert main([*words, "--seed", "0", "--out", str(run)]) == 0
+    words = ["simulate", f"env:{tmp_path / 'coin.py'}:Coin-a2c", "--replicas", "2", "--env-steps", "800"]
+    assert main([*words, "--eval-episodes", "1", "--seed", "0", "--out", str(run)]) == 0
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [(r["success_rate"], r["return_mean"]) for r in records if "success_rate" in r]
     assert rates
-    for success_rate, return_mean in rates:
-        assert success_rate == pytest.approx(return_mean)
+    for rate, return_mean in rates:
+        assert rate == pytest.approx(return_mean)
+    assert "Success rate in training" in Path(report([run], tmp_path / "report.html")).read_text()
 
 
 def test_a_world_without_a_goal_has_no_success_rate(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = ["train", "cartpole-a2c", "--env-steps", "600", "--launcher", "inline"]
+    words = ["train", "cartpole-a2c", "--env-steps", "600", "--launcher", "inline", "--eval-episodes", "1"]
     assert main([*words, "--out", str(run)]) == 0
     assert "success_rate" not in (run / "metrics.jsonl").read_text()
     assert "Success rate" not in Path(report([run], tmp_path / "report.html")).read_text()
