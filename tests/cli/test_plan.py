@@ -18,6 +18,7 @@ from murmurate.mapping import exchange, learning, measure, search
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import Line
+from murmurate.mapping.pilot import Pilot
 from murmurate.mapping.profile import DeviceProfile, key, load, save
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
@@ -177,6 +178,7 @@ def test_a_recipe_whose_batches_are_not_modelled_is_refused(capsys: Capture) -> 
 
 def test_more_hosts_go_through_a_simulated_network(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(search, "_SIMULATED_CANDIDATES", 2)
+    monkeypatch.setattr("murmurate.mapping.hosts._UPDATES", 10)
     rows = planned(capsys, "--hosts", "2", "--simulators", "4")
     assert all("--replicas" in row["name"] for row in rows)
     assert rows[0]["predicted"] > 0
@@ -186,6 +188,16 @@ def test_images_are_planned_with_their_decoding_processes(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cv2")
+    pilots: dict[str, Pilot] = {}
+    measured = measure.measure
+
+    def measured_once(run: Run, seconds: float, busy: int = 1) -> Pilot:
+        """Each size once, and alone: the profile of ``folder`` was measured with all cores busy, too."""
+        if repr(run) not in pilots:
+            pilots[repr(run)] = measured(run, seconds)
+        return pilots[repr(run)]
+
+    monkeypatch.setattr(measure, "measure", measured_once)
     monkeypatch.setattr(measure, "SECONDS", 0.2)
     line = Line(1e-4, 1e-9, (1e-4, 1e-9), (1e-4, 1e-9), (10_000, 100_000))
     monkeypatch.setattr(exchange, "measure", lambda *_: line)
