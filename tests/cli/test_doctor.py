@@ -65,10 +65,14 @@ def test_a_world_that_cannot_be_opened_is_a_finding() -> None:
     assert "pip install 'murmurate[doom]'" in found["advice"]
 
 
-def test_people_see_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_see_every_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = doctor.findings()
+    monkeypatch.setattr(doctor, "findings", lambda: found)  # simulators are started for them
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    for check in doctor.findings()["checks"]:
+    for check in found["checks"]:
         assert check["name"].split()[0] in text
 
 
