@@ -25,6 +25,8 @@ with contextlib.suppress(ImportError):
     import triton  # noqa: F401  # after Mesa, which brings another LLVM, its import crashes
 
 from murmurate.cli.main import main
+from murmurate.fabric.processes import fork_server, spawn
+from murmurate.launch import script_local
 from short_runs import SHORT
 
 hypothesis.settings.register_profile("any-machine", deadline=None)  # no test asserts a wall-clock time
@@ -36,6 +38,17 @@ def _without_waiting_for_the_disk() -> Iterator[None]:
     """Tests end processes and never the system: a short run would wait for the disk some sixty times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _with_a_fork_server_for_all() -> Iterator[None]:
+    """It imports what any test's processes need, whichever test starts it: the members of a script would each
+    take 1.6 s to import what optimizers need, if a run has started it before."""
+    preload = (*fork_server.PRELOADED_BY_RUNS, *spawn._PRELOADED, *script_local._PRELOADED)
+    start = fork_server._ensure_running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_ensure_running", lambda _, forks=False: start(preload, forks))
         yield
 
 
