@@ -44,6 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     return model
 
 
+PONG: dict[str, Any] = {"simulators": 2, "eval_max_env_steps": 50}
 RECURRENT: dict[str, Any] = {
     "simulators": 4, "agent": {"recurrent": 8, "normalize_observations": True, "hidden": 8, "steps": 16},
 }  # fmt: skip
@@ -295,7 +296,7 @@ def test_a_recurrent_agent_remembers_until_it_is_reset(trained: MakeModel) -> No
 
 
 def test_the_newest_of_stacked_images_alone_is_enough(trained: MakeModel) -> None:
-    model = trained("pong-a2c", simulators=2)
+    model = trained("pong-a2c", **PONG)
     images = np.random.default_rng(0).integers(0, 256, (6, 1, 84, 84), np.uint8)
     padded = np.concatenate([np.zeros((3, 1, 84, 84), np.uint8), images])  # as ale-py begins a game
     wholes = [np.concatenate(padded[t : t + 4]) for t in range(6)]
@@ -370,17 +371,21 @@ def test_an_onnx_policy_with_memory_plays_as_the_agent_does(trained: MakeModel, 
 
 
 @pytest.mark.parametrize(
-    ("recipe", "outputs"),
+    ("recipe", "options", "outputs"),
     [
-        ("cartpole-dqn", ("action", "action_values")),
-        ("pong-a2c", ("action", "logits", "value")),
-        ("halfcheetah-ppo", ("action", "mean", "log_std", "value")),
+        ("cartpole-dqn", {"replay": {"learning_starts": 64}, "simulators": 2}, ("action", "action_values")),
+        ("pong-a2c", PONG, ("action", "logits", "value")),
+        (
+            "halfcheetah-ppo",
+            {"agent": {"steps": 32, "epochs": 1, "minibatches": 2}, "simulators": 2},
+            ("action", "mean", "log_std", "value"),
+        ),
     ],
 )
 def test_a_program_is_the_greedy_agent_for_batches_of_any_size(
-    recipe: str, outputs: tuple[str, ...], trained: MakeModel, tmp_path: Path
+    recipe: str, options: dict[str, Any], outputs: tuple[str, ...], trained: MakeModel, tmp_path: Path
 ) -> None:
-    model = trained(recipe, simulators=2)
+    model = trained(recipe, **options)
     written = model.export(tmp_path / "policy.pt2")
     assert (written.inputs, written.outputs) == (("observation",), outputs)
     program = torch.export.load(tmp_path / "policy.pt2").module()
