@@ -157,7 +157,11 @@ def test_who_joins_does_not_answer_requests_that_the_donor_has_answered(tmp_path
 @pytest.mark.parametrize("strategy", ["local-sgd", "synchronous-elastic", "synchronous-gossip"])
 def test_a_stop_within_a_round_that_takes_long_and_a_resume_there(strategy: str, tmp_path: Path) -> None:
     run = a_run(updates=110, record_every_seconds=1e9, simulators=1)
-    run = dataclasses.replace(run, strategy=dataclasses.replace(strategies()[strategy](), period=103))
+    run = dataclasses.replace(
+        run,
+        strategy=dataclasses.replace(strategies()[strategy](), period=103),
+        learner=dataclasses.replace(run.learner, steps=1),
+    )
 
     def stop_soon(loop: TrainingLoop) -> None:
         def after_a_batch() -> None:
