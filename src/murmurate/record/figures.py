@@ -5,7 +5,6 @@ The SVG's colours are CSS variables, so that figures follow the page's light or 
 
 from __future__ import annotations
 
-import contextlib
 import html
 import io
 import math
@@ -17,9 +16,7 @@ import matplotlib
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
 from murmurate.record.runs import Axis
@@ -67,19 +64,6 @@ def run_dashes(index: int) -> Any:
 Draw = Callable[[Axes], None]
 
 
-class _DrawnOnce(Figure):
-    """Of the two drawings that ``savefig`` makes, the first is for the layout alone: it draws nothing here,
-    which saves a fifth of the time."""
-
-    def draw(self, renderer: RendererBase) -> None:
-        layout = self.get_layout_engine()
-        if isinstance(layout, ConstrainedLayoutEngine):
-            with contextlib.suppress(ValueError):  # as in ``Figure.draw``
-                layout.execute(self)
-        else:  # ``savefig`` has taken it away
-            super().draw(renderer)
-
-
 def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> str:
     """What ``draw`` draws on axes of ``width`` x ``height`` inches, as an ``<svg>`` element.
 
@@ -94,7 +78,7 @@ def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> 
             "text.parse_math": False,  # a label may be anybody's text
         }
     ):
-        figure = _DrawnOnce(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure.add_subplot())
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
