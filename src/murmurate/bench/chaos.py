@@ -137,10 +137,12 @@ class Trial:
                 time.sleep(_POLL_SECONDS)
             return self._outcome()
         finally:
-            for process in self._session():
+            left = self._session()
+            for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                     process.kill()
             self.process.wait()
+            psutil.wait_procs(left, timeout=_CLEAN_UP_SECONDS)
 
     def pids(self) -> dict[int, int]:
         """Process id by replica; empty before the replicas have been started, and while the file is written
