@@ -48,9 +48,14 @@ def test_every_run_is_one_that_its_recipe_accepts(task: str, agent: str) -> None
         assert made.learner.dueling
         assert made.learner.selector == "online"
         assert made.source.replay.alpha == 0
-        assert made.source.replay.learning_starts == 50_000
-        steps_an_update = made.learner.batch / made.source.replay.samples_per_insert
-        assert made.learner.target_every * steps_an_update == 30_000
+        replay, is_maze = made.source.replay, task == "maze-curriculum"
+        assert replay.learning_starts == (12_500 if is_maze else 50_000)
+        steps_an_update = made.learner.batch / replay.samples_per_insert
+        assert made.learner.target_every * steps_an_update == (12_500 if is_maze else 30_000)
+        assert replay.capacity == {"pong": 1_000_000, "doom": 240_000, "maze": 62_500}[task[:4]]
+    if agent == "trpo":
+        steps = {"pong": 100_000, "doom": 12_500, "maze": 6_250}[task[:4]]
+        assert 0 <= made.learner.steps * made.source.simulators - steps < made.source.simulators
     assert made.learner.discount == 0.99, "agents that see equally far are compared"
     if not task.startswith("pong"):
         assert made.learner.torso == "jin2018"

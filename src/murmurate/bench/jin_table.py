@@ -55,6 +55,18 @@ AGENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "trpo": ((), ("--agent.steps", "6250"), _DOOM),
 }  # fmt: skip
+# on mazes, which stand for the thesis' Minecraft: where its columns differ from those of Doom
+_MAZES = {
+    "dqn": (
+        "--replay.learning-starts",
+        "12500",
+        "--replay.capacity",
+        "62500",
+        "--agent.target-every",
+        "3125",
+    ),
+    "trpo": ("--agent.steps", "391"),
+}
 # while the speed is measured: small batches in the same proportions
 _SPEED = {
     "arm": ("--collect-env-steps", "256", "--minibatches", "61"),
@@ -131,6 +143,7 @@ def planned(plan: JinPlan, task: str, agent: str, seed: int) -> ResumableRun:
         *task_options,
         *everywhere,
         *(atari if world.startswith("pong") else elsewhere),
+        *(_MAZES.get(agent, ()) if world.startswith("maze") else ()),
         "--replicas", str(plan.replicas),
         "--seed", str(seed),
         "--stop-at-return", "none",
