@@ -134,10 +134,20 @@ class SavedMomentum(Momentum):
         self._before.copy_(state["before"])
 
 
-def test_a_vector_that_a_strategy_does_not_save_is_found():
+class ListedMomentum(Momentum):
+    def attach(self, replica, channel):
+        self._all = [torch.zeros_like(replica.grad)]
+
+    def step(self, replica, channel):
+        self._before = self._all[0]
+        return super().step(replica, channel)
+
+
+@pytest.mark.parametrize("forgetful", [Momentum, ListedMomentum])
+def test_a_vector_that_a_strategy_does_not_save_is_found(forgetful):
     test_strategy_states.test_its_state_is_all_that_must_survive_a_checkpoint(SavedMomentum, 0)
     with pytest.raises(AssertionError, match="leaves out something"):
-        test_strategy_states.test_its_state_is_all_that_must_survive_a_checkpoint(Momentum, 0)
+        test_strategy_states.test_its_state_is_all_that_must_survive_a_checkpoint(forgetful, 0)
 
 
 @dataclass

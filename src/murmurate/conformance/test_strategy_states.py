@@ -96,8 +96,8 @@ def saving_role(kind, restores, endpoint):
     if restores:
         vars(strategy).clear()
         vars(strategy).update(attached)
-        for name, vector in vectors.items():
-            attached[name].detach().copy_(vector)
+        for vector, content in vectors:
+            vector.detach().copy_(content)
         strategy.load(state)
     return PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,), MANY_UPDATES // 4)
 
@@ -110,11 +110,16 @@ def copied(value):
 
 
 def copied_vectors(strategy, replica):
-    """Copies of a strategy's vectors, by field, but for those in the replica's memory: what is in the others
+    """(vector, copy) of a strategy's vectors, but for those in the replica's memory: what is in the others
     after ``attach`` is written back to them, as an optimizer or a fabric may hold them, too."""
     kept = {x.untyped_storage().data_ptr() for x in (replica.params, replica.grad)}
-    return {
-        name: value.detach().clone()
-        for name, value in vars(strategy).items()
-        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in kept
-    }
+    found = vectors_in(vars(strategy))
+    return [(x, x.detach().clone()) for x in found if x.untyped_storage().data_ptr() not in kept]
+
+
+def vectors_in(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from vectors_in(inner)
