@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from murmurate.agents._on_policy import final_values
+from murmurate.agents._on_policy import draw, final_values
 from murmurate.agents.a2c import A2C, A2CAgent
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -62,6 +62,20 @@ def test_gradient_is_that_of_the_written_out_loss(seed: int, gae_lambda: float, 
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, gradient * factor, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(float(outcome.metrics["gradient_norm"]), float(norm), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [SPEC, CONTINUOUS], ids=["discrete", "continuous"])
+def test_values_are_computed_for_greedy_actions_alone_and_change_no_other(spec: EnvSpec) -> None:
+    learner, asked = agent(spec), list[str]()
+    learner.net.value_head.register_forward_hook(lambda *_: asked.append("values"))
+    observation, first = trajectory().observation[0], torch.ones(3, dtype=torch.bool)
+    drawn = learner.act(observation, None, first, torch.Generator().manual_seed(1))
+    assert asked == []
+    with torch.no_grad():
+        policy, value = learner.net(observation)
+    assert torch.equal(drawn.action, draw(policy, spec, torch.Generator().manual_seed(1), greedy=False))
+    greedy = learner.act(observation, None, first, torch.Generator(), greedy=True)
+    assert torch.equal(greedy.outputs["value"], value)
 
 
 def test_truncation_bootstraps_and_termination_does_not() -> None:

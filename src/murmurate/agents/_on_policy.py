@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.divergence import categorical_kl, gaussian_kl
 from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
 from murmurate.losses.returns import generalized_advantages
+from murmurate.nets.actor_critic import ActorCritic
 from murmurate.nets.mlp import layer_widths
 from murmurate.nets.own_network import PolicyValueNet, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import in_evaluation_mode
@@ -40,8 +41,13 @@ def make_net(config: Any, context: Context) -> PolicyValueNet:
 
 
 class ActsByNet(OneReplica):
-    """Methods of an ``Agent`` whose replica is the net of policy and values by which it acts."""
+    """Methods of an ``Agent`` whose replica is the net of policy and values by which it acts.
 
+    records_values: whether ``recorded`` needs the values. Otherwise only greedy actions, which are exported,
+    have them among their outputs.
+    """
+
+    records_values: ClassVar[bool] = False
     net: PolicyValueNet
     spec: EnvSpec
 
@@ -57,14 +63,18 @@ class ActsByNet(OneReplica):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, value, memory = one_step(self.net, observation, memory, first)
+        value: Tensor | None = None
+        if memory is None and not (greedy or self.records_values) and isinstance(self.net, ActorCritic):
+            policy = self.net.policy(observation)
+        else:
+            policy, value, memory = one_step(self.net, observation, memory, first)
         action = draw(policy, self.spec, generator, greedy)
         behaviour = self.recorded(policy, action, value, memory)
         outputs = policy_outputs(policy, self.spec, value)
         return Action(action, memory, behaviour=behaviour, outputs=outputs)
 
     def recorded(
-        self, policy: Tensor, action: Tensor, value: Tensor, memory: Tensor | None
+        self, policy: Tensor, action: Tensor, value: Tensor | None, memory: Tensor | None
     ) -> dict[str, Tensor]:
         """``Action.behaviour`` of these actions. memory: the recurrent state afterwards."""
         return {}

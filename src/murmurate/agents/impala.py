@@ -126,7 +126,7 @@ class IMPALAAgent(ActsByNet):
         )
 
     def recorded(
-        self, policy: Tensor, action: Tensor, value: Tensor, memory: Tensor | None
+        self, policy: Tensor, action: Tensor, value: Tensor | None, memory: Tensor | None
     ) -> dict[str, Tensor]:
         return {"log_probability": log_probability(policy, action, self.spec)}
 

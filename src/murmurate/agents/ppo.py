@@ -137,6 +137,8 @@ class _Minibatch(NamedTuple):
 class PPOAgent(ActsByNet):
     """One actor-learner (see ``Agent``)."""
 
+    records_values = True
+
     def __init__(self, config: PPO, context: Context) -> None:
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
@@ -160,8 +162,9 @@ class PPOAgent(ActsByNet):
         )
 
     def recorded(
-        self, policy: Tensor, action: Tensor, value: Tensor, memory: Tensor | None
+        self, policy: Tensor, action: Tensor, value: Tensor | None, memory: Tensor | None
     ) -> dict[str, Tensor]:
+        assert value is not None
         columns = {"log_probability": log_probability(policy, action, self.spec), "value": value}
         return columns if memory is None else {**columns, "memory": memory}
 

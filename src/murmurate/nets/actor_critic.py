@@ -100,6 +100,12 @@ class ActorCritic(nn.Module):
         observation = self._normalised(observation)
         return self._heads(self.torso(observation), observation)
 
+    def policy(self, observation: Tensor) -> Tensor:
+        """The policy's parameters of ``forward``, without the time for the values. Raises ValueError too."""
+        if self.core is not None:
+            raise ValueError("this net is recurrent: call unroll with its memory, not policy")
+        return self._policy(self.torso(self._normalised(observation)))
+
     def unroll(
         self, observation: Tensor, memory: Tensor | None, first: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -139,9 +145,12 @@ class ActorCritic(nn.Module):
 
     def _heads(self, features: Tensor, observation: Tensor) -> tuple[Tensor, Tensor]:
         value_features = features if self.value_torso is None else self.value_torso(observation)
-        policy = self.policy_head(features.to(first_dtype(self.policy_head)))
         value = self.value_head(value_features.to(first_dtype(self.value_head)))
-        return policy.float(), value.squeeze(-1).float()
+        return self._policy(features), value.squeeze(-1).float()
+
+    def _policy(self, features: Tensor) -> Tensor:
+        policy: Tensor = self.policy_head(features.to(first_dtype(self.policy_head)))
+        return policy.float()
 
 
 def actor_critic(
