@@ -103,6 +103,35 @@ def test_a_racer_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> No
     one.stop()
 
 
+_WITH_A_SERVER = """
+import os, sys, time
+end, other = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    os.close(other)
+    os.read(end, 1)  # returns when the other process has ended
+    stop = time.process_time() + 0.2
+    while time.process_time() < stop:
+        pass
+    os.rename(sys.argv[1], sys.argv[1] + ".renamed")
+    os._exit(0)
+steps = 0
+with open(sys.argv[1], "a", buffering=1) as file:
+    while True:
+        steps += 1
+        file.write('{"env_steps": %d}\\n' % steps)
+"""
+
+
+def test_stop_waits_for_processes_that_end_with_the_others(tmp_path: Path) -> None:
+    one = racer(tmp_path, _WITH_A_SERVER)
+    try:
+        one.start(warm_up_cpu_seconds=0.05)
+    finally:
+        one.stop()
+    assert one.progress.with_name("progress.jsonl.renamed").exists()
+
+
 _LEAVES_A_CHILD = """
 import os, sys, time
 if os.fork() == 0:

@@ -30,6 +30,7 @@ from murmurate.ranges import PositiveInt, PositiveSeconds
 
 _POLL_SECONDS = 0.004
 _SILENCE_SECONDS = 300.0
+_END_SECONDS = 10.0  # longest wait for processes that end by themselves
 _WRITE_EVERY_SECONDS = 0.25
 
 
@@ -146,6 +147,10 @@ class Racer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
+        # a server of games has a group of its own: it ends as soon as its learner has, and removes its folder
+        deadline = time.monotonic() + _END_SECONDS
+        while any(map(_runs, self._processes)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
     def rows(self) -> list[dict[str, Any]]:
         """The newest progress line of each replica, by rank."""
@@ -226,6 +231,13 @@ class Racer:
             return "(nothing)"
 
 
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _ending_with_this_process() -> list[str]:
     """What to put before a racer's command, so that it is killed if this process is while the racer runs.
     Nothing where the system has no ``setpriv``; there only racers end that look for their parent."""
@@ -260,7 +272,7 @@ def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """A folder for racers, removed at the end. Its name is short, because paths of sockets are limited."""
-    # a game that its racer's process group did not include may still be ending, and write its settings
+    # errors are ignored: a process that does not end may still write there, and all is measured by then
     with tempfile.TemporaryDirectory(prefix="murmurate-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
