@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import shutil
 import sys
@@ -32,12 +31,6 @@ from short_runs import SHORT
 
 hypothesis.settings.register_profile("any-machine", deadline=None)  # no test asserts a wall-clock time
 hypothesis.settings.load_profile("any-machine")
-
-
-def pytest_collection_finish() -> None:
-    """What was imported and collected stays in use: no later look for garbage goes through it again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
