@@ -104,7 +104,7 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> Finish:
     if options.passes is not None or not ends:
         passes = default_passes(run) if options.passes is None else options.passes
         run = dataclasses.replace(run, env_steps=max(1, round(passes * run.world.spec().examples)))
-    return train(run, options.out, engine, stored)
+    return train(run, options.out, engine, stored, "topics")
 
 
 def _warn_of_left_out(world: CorpusWorld) -> None:

@@ -79,26 +79,29 @@ class Finish:
 
 
 @signals_restored()
-def train(run: Run, folder: Path | None, launcher: Launcher, read: Callable[[Path], Run]) -> Finish:
+def train(
+    run: Run, folder: Path | None, launcher: Launcher, read: Callable[[Path], Run], name: str = ""
+) -> Finish:
     """Check all that can be checked in advance, then run. Raises Refusal before anything is changed.
 
-    folder: None for a new one below ``runs``. read: returns the Run of a run folder (``recipes.stored``).
+    folder: None for a new one below ``runs``, with the ``name`` or that of the recipe. read: returns the Run of
+    a run folder (``recipes.stored``).
     """
     run, ranks = prepared(run, launcher), launcher.adopt()
     if ranks is not None and not ranks.leads:
         return _follow(ranks, run, read)
-    run = resolved(run)
+    run, name = resolved(run), name or run.recipe
     if ranks is None:
-        return _begin(run, folder, launcher, None)
+        return _begin(run, folder, name, launcher, None)
     with _refuse_all_ranks(ranks):
         earlier_folder = ranks.earlier_folder()
         if earlier_folder is None:
-            return _begin(run, folder, launcher, ranks)
+            return _begin(run, folder, name, launcher, ranks)
         # also if they are damaged: a resume may still find enough, and deletes nothing
         if any((earlier_folder / "checkpoints" / name / MANIFEST_NAME).exists() for name in _CHECKPOINTS):
             return resume(earlier_folder, lambda name: launcher, read, lambda _: run)
         unclaim(earlier_folder, existed=True)
-        return _begin(run, earlier_folder, launcher, ranks)
+        return _begin(run, earlier_folder, name, launcher, ranks)
 
 
 def _follow(ranks: Ranks, run: Run, read: Callable[[Path], Run]) -> Finish:
@@ -116,8 +119,8 @@ def _refuse_all_ranks(ranks: Ranks) -> Iterator[None]:
         raise
 
 
-def _begin(run: Run, requested: Path | None, launcher: Launcher, ranks: Ranks | None) -> Finish:
-    with claimed(requested, run.recipe) as folder:
+def _begin(run: Run, requested: Path | None, name: str, launcher: Launcher, ranks: Ranks | None) -> Finish:
+    with claimed(requested, name) as folder:
         if ranks is not None:
             ranks.claimed(folder)
         write_run(folder, run)
