@@ -253,6 +253,19 @@ def test_a_resumed_company_has_all_that_was_saved_and_goes_on():
     assert again.step(1, 0.0) == (-19.0, 2, 2, 0)  # momentum: 6 / 2 + 2 + 4
 
 
+def test_threads_of_a_node_that_is_resumed_keep_their_counts():
+    strategy = DPSGD(threads=2, local_updates=8, counted="node", global_learning_rate=1.0)
+    company, again = Company(strategy, 2, start=0.0), Company(strategy, 2, start=0.0)
+    for rank in (0, 0, 0, 1, 1):
+        company.step(rank, 1.0)
+    for bound, saved in zip(again.bound_replicas, company.bound_replicas, strict=True):
+        bound.replica.load(saved.replica.state())
+        bound.strategy.load(saved.strategy.state())
+    for bound in again.bound_replicas[:2]:
+        bound.strategy.resumed(bound.replica, bound.channel)
+        assert bound.strategy.state()["clocks"].tolist() == [3, 2, 0]
+
+
 def test_b_counts_the_updates_of_the_node_as_in_algorithm_9():
     """B = 3 of a node of two: a push after three updates, whoever makes them, when the leader comes by."""
     counted = {"counted": "node", "threads": 2, "local_updates": 3, "global_learning_rate": 1.0}
