@@ -396,7 +396,9 @@ def test_other_figures_are_those_of_its_topics():
 
 def test_without_scikit_learn_the_extra_is_named():
     script = (
-        "import sys; sys.modules['sklearn'] = None\nimport murmurate.sklearn.in_memory, murmurate.sklearn"
+        "import sys; sys.modules['sklearn'] = None\n"
+        "import murmurate.sklearn.in_memory  # which the processes of replicas import\n"
+        "from murmurate.sklearn import LatentDirichletAllocation"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=800, env=os.environ
