@@ -84,8 +84,8 @@ def train(
 ) -> Finish:
     """Check all that can be checked in advance, then run. Raises Refusal before anything is changed.
 
-    folder: None for a new one below ``runs``, with the ``name`` or that of the recipe. read: returns the Run of
-    a run folder (``recipes.stored``).
+    folder: None for a new one below ``runs``, named by ``name`` or the recipe. read: returns the Run of a run
+    folder (``recipes.stored``).
     """
     run, ranks = prepared(run, launcher), launcher.adopt()
     if ranks is not None and not ranks.leads:
@@ -119,8 +119,8 @@ def _refuse_all_ranks(ranks: Ranks) -> Iterator[None]:
         raise
 
 
-def _begin(run: Run, requested: Path | None, name: str, launcher: Launcher, ranks: Ranks | None) -> Finish:
-    with claimed(requested, name) as folder:
+def _begin(run: Run, given: Path | None, name: str, launcher: Launcher, ranks: Ranks | None) -> Finish:
+    with claimed(given, name) as folder:
         if ranks is not None:
             ranks.claimed(folder)
         write_run(folder, run)
@@ -131,11 +131,9 @@ def _begin(run: Run, requested: Path | None, name: str, launcher: Launcher, rank
 
 @contextlib.contextmanager
 def claimed(requested: Path | None, name: str) -> Iterator[Path]:
-    """Used around a new run: makes its folder, and locks it. A run that fails or is interrupted before it has
-    recorded or saved anything leaves nothing. Raises Refusal if the folder cannot be made or written.
-
-    requested: None for a ``new_folder`` of that ``name``.
-    """
+    """Used around a new run: makes its folder (``requested``, or a ``new_folder`` of that ``name``), and locks
+    it. A run that fails or is interrupted before it has recorded or saved anything leaves nothing. Raises
+    Refusal if the folder cannot be made or written."""
     existed = requested is not None and requested.exists()
     if requested is not None:
         claim(requested)
