@@ -131,7 +131,7 @@ def _begin(run: Run, given: Path | None, name: str, launcher: Launcher, ranks: R
 
 @contextlib.contextmanager
 def claimed(requested: Path | None, name: str) -> Iterator[Path]:
-    """Used around a new run: makes its folder (``requested``, or a ``new_folder`` of that ``name``), and locks
+    """Used around a new run: makes its folder (``requested``, or a ``new_folder`` of ``name``), and locks
     it. A run that fails or is interrupted before it has recorded or saved anything leaves nothing. Raises
     Refusal if the folder cannot be made or written."""
     existed = requested is not None and requested.exists()
