@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr(measure, "SECONDS", 0.15)
+        patch.setattr(measure, "SECONDS", 0.3)
         patch.setattr(exchange, "SIZES", (10_000, 100_000))
         patch.setattr(exchange, "measure", measured_once)
         assert main(["plan", "cartpole-a2c", "--page", "plan.html"]) == 0
