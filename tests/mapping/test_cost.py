@@ -108,6 +108,28 @@ def test_the_slowest_stage_limits_a_pipeline() -> None:
     assert predict(run, few_cores).bottleneck == "cores"
 
 
+def test_each_record_of_an_actor_is_handed_over() -> None:
+    run = recipe("cartpole-dqn")  # 8 env steps for each batch
+    profile = profile_of(run, cores=8, act=line(MILLISECOND), forward=line(4 * MILLISECOND))
+    profile.recipes[key(run)].handover_seconds = MILLISECOND
+    batches = {}
+    for actors, simulators in ((1, 8), (1, 1), (2, 8), (2, 2)):
+        found = predict(with_source(run, actors=actors, simulators=simulators), profile)
+        batches[actors, simulators] = found.bottleneck, 1 / found.updates_per_second / MILLISECOND
+    assert batches == {
+        (1, 8): ("learner", pytest.approx(4 + 1)),
+        (1, 1): ("actors", pytest.approx(8 + 8)),  # eight steps and their records
+        (2, 8): ("learner", pytest.approx(4 + 2)),
+        (2, 2): ("learner", pytest.approx(4 + 8)),
+    }
+    run = recipe("cartpole-impala")  # trajectories of 8 steps
+    profile = profile_of(run, cores=8, forward=line(4 * MILLISECOND))
+    profile.recipes[key(run)].handover_seconds = MILLISECOND
+    for actors in (1, 2):
+        found = predict(with_source(run, actors=actors, simulators=8, trajectories=0), profile)
+        assert found.seconds["handover"] == pytest.approx(actors * MILLISECOND), "a trajectory of each actor"
+
+
 def test_an_exchange_is_paid_in_every_update() -> None:
     run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2)
     profile = profile_of(run, forward=line(10 * MILLISECOND))

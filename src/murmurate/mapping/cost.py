@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from murmurate.mapping.primitives import PRIMITIVES, Shape, producers, shape_of
+from murmurate.mapping.primitives import PRIMITIVES, Shape, producers, records_of, shape_of
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
 from murmurate.training.run import Run
 
-_EXPOSED = 0.6  # share of the handover during which a core is idle, where cores are shared
+_EXPOSED = 0.6  # share of a handover during which a core is idle, where cores are shared
 _SLICE_SECONDS = 0.75e-3  # Linux's time slice on one core; up to 8 cores it grows with their logarithm
 
 
@@ -81,19 +81,18 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         own = (learning - seconds["exchange"]) * share * crowd
         return _prediction(run, shape, rate, seconds, bottleneck, busy, own)
     acting = sum(seconds[name] for name in PRIMITIVES if not _is_learner_work(name))
-    seconds["handover"] = costs.handover_seconds
+    handover = seconds["handover"] = costs.handover_seconds * records_of(run, shape)
     stages = {
-        "learner": total + costs.handover_seconds,
-        "actors": acting / actors + costs.handover_seconds,
+        "learner": total + handover,
+        "actors": (acting + handover) / actors,
         # a core is not idle for the whole handover: another process can use it for a part of that time
-        "cores": crowd * run.replicas * (learning + acting) / profile.cores
-        + _EXPOSED * costs.handover_seconds,
+        "cores": crowd * run.replicas * (learning + acting) / profile.cores + _EXPOSED * handover,
     }
     bottleneck = max(stages, key=lambda name: stages[name])
     descheduled = _descheduled(run, processes, profile.cores)
     rate = 1 / (stages[bottleneck] + descheduled)
     busy = run.replicas * (learning + acting) * rate
-    own = learning - seconds["exchange"] + costs.handover_seconds + descheduled
+    own = learning - seconds["exchange"] + handover + descheduled
     least = max(stages["actors"], stages["cores"]) + descheduled
     return _prediction(run, shape, rate, seconds, bottleneck, busy, own, least)
 

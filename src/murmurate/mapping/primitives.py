@@ -105,6 +105,13 @@ def shape_of(run: Run) -> Shape | None:
     return Shape(simulators, groups, rows / simulators, rows)
 
 
+def records_of(run: Run, shape: Shape) -> float:
+    """How many records a learner reads from its actors for each batch: a record is a step of all simulators
+    of an actor, or a trajectory of such steps."""
+    requires: Any = run.learner.requires
+    return shape.steps * shape.groups / (requires.steps if requires.kind == "rollouts" else 1)
+
+
 # sources whose work consists of the primitives above
 MODELLED = (
     *("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig", "SequenceSourceConfig"),

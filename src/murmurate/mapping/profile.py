@@ -30,7 +30,8 @@ class RecipeCosts:
     primitive is slower while all cores compute. deviation: standard deviation of an iteration's time,
     relative to that time. parameters: N. measured: the batches that were measured, as (simulators, rows).
     learning: how many env steps the recipe needs to a target, if that was measured. handover_seconds: how
-    much longer a batch takes if an actor process makes its steps and passes them to the learner. crowded: the
+    much longer a batch takes for each record (see ``records_of``) that an actor process passes to the
+    learner; in profiles before 2026-11-29 for all records of a batch, which are one or two. crowded: the
     factor by which all cores together compute less if two processes share each. background: share of the
     simulators' steps that native threads make. vectors: (number of parameters, updates per batch) of each of
     the learner's vectors, which are exchanged separately.
