@@ -133,14 +133,15 @@ def test_stop_waits_for_processes_that_end_with_the_others(tmp_path: Path) -> No
 
 
 _LEAVES_A_CHILD = """
-import os, sys, time
+import os, signal, sys
+ready, written = os.pipe()
 if os.fork() == 0:
     with open(sys.argv[1], "w") as file:
         file.write(str(os.getpid()))
     os.rename(sys.argv[1], sys.argv[1] + ".pid")
-    time.sleep(3600)
-while not os.path.exists(sys.argv[1] + ".pid"):
-    time.sleep(0.01)
+    os.write(written, b"x")
+    signal.pause()
+os.read(ready, 1)
 """
 
 

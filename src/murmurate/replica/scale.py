@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from murmurate.fence import fence
+from murmurate.replica.fence import fence
 from murmurate.replica.robust_lock import RobustLock, open_locks
 from murmurate.replica.sparse import Rows, StepTooLarge, add_rows
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.fence import fence
+from murmurate.replica.fence import fence
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _LINE_CELLS = 8  # int64 values in a cache line

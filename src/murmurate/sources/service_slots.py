@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from murmurate.fence import fence
+from murmurate.replica.fence import fence
 
 FREE, DRAWING, READY, USED = range(4)
 _CACHE_LINE, _CELL = 64, 8  # bytes of a cache line, and of a cell (an int64)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.fence import fence
 from murmurate.replay.interface import Steps
+from murmurate.replica.fence import fence
 from murmurate.spec import EnvSpec, Episode, Shapes
 
 SLOTS = 4  # steps by which an actor may be ahead of its learner

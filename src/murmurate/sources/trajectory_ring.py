@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.fence import fence
+from murmurate.replica.fence import fence
 from murmurate.sources.polling import Backoff
 from murmurate.sources.shared_ring import EPISODE_NUMBERS, read_episodes, write_episodes
 from murmurate.spec import EnvSpec, Episode, Shapes, Trajectory

@@ -43,7 +43,7 @@ from murmurate.fabric.processes.register import BufferedRegister
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Died, run
-from murmurate.fence import fence
+from murmurate.replica.fence import fence
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from murmurate.fence import fence
+from murmurate.replica.fence import fence
 
 Buffer = TypeVar("Buffer")
 

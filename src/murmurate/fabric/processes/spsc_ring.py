@@ -19,7 +19,7 @@ from torch import Tensor
 
 from murmurate.buffers import Bytes, Pool
 from murmurate.fabric.interface import MOST_TAG_BYTES, encoded_tag
-from murmurate.fence import fence
+from murmurate.replica.fence import fence
 
 _TAG_BYTES = MOST_TAG_BYTES + 1  # a zero ends it
 # A message's tag, note, mark and size. The mark is chosen by the ring's user: the number of a stream, or the
