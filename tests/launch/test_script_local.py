@@ -200,6 +200,25 @@ def test_a_second_signal_ends_replicas_that_have_not_ended(tmp_path):
     assert files(tmp_path, "ended") == []
 
 
+class SignalledWhileItIsDropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def is_interrupted(loop):
+    optimizer = wrapped(loop)
+    try:
+        SignalledWhileItIsDropped()
+        for _ in range(10**9):
+            optimizer.step()
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+def test_an_interrupt_that_python_drops_is_raised_again():
+    assert run(is_interrupted, replicas=2, strategy="parameter-server") == ["interrupted"] * 2
+
+
 def test_a_main_below_the_guard_is_refused_with_the_remedy(tmp_path):
     script = tmp_path / "guarded.py"
     script.write_text(

@@ -36,6 +36,7 @@ from murmurate.training.interrupts import RepeatedSigterm, hangup_terminates
 _PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
 _POLL_SECONDS = 1.0
 _SAVING_SECONDS = 10.0  # how long members may go on after Ctrl-C or SIGTERM
+_AGAIN_SECONDS = 0.01  # until an interrupt that Python has dropped is raised again
 
 
 def refuse_import() -> None:
@@ -145,6 +146,21 @@ def _run_worker(packed: bytes, worker: Worker) -> Exit:
             was_signalled = True
             raise KeyboardInterrupt
 
+    report = sys.unraisablehook
+
+    def raise_again(dropped: sys.UnraisableHookArgs) -> None:
+        """Python drops what is raised in ``__del__`` and in callbacks of weak references, which mail has."""
+        nonlocal was_signalled
+        if dropped.exc_type is not KeyboardInterrupt or os.getpid() != own_process:
+            report(dropped)
+            return
+        was_signalled = False
+        later = (threading.main_thread().ident, signal.SIGTERM)
+        again = threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, later)
+        again.daemon = True  # this process may end before
+        again.start()
+
+    sys.unraisablehook = raise_again
     try:
         settings = _unpickled(packed)
         # the centre has nothing to save, and replicas may need it while they do: the launcher ends it
