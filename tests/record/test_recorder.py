@@ -204,6 +204,16 @@ def test_truncate_after_leaves_the_old_file_when_the_new_cannot_be_written(
     assert path.read_bytes() == before
 
 
+def test_truncate_after_drops_damaged_lines_and_warns_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _run_of_two(path)
+    whole = path.read_bytes()
+    path.write_bytes(b'{"time_seconds":1,"repl\n' + whole)
+    with pytest.warns(UserWarning, match="left out 1 damaged of"):
+        truncate_after(path, env_steps={}, updates={}, time_seconds=1000.0)
+    assert path.read_bytes() == whole
+
+
 def test_truncate_after_accepts_no_file(tmp_path: Path) -> None:
     truncate_after(tmp_path / "metrics.jsonl", env_steps={0: 3}, updates={}, time_seconds=3.0)
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,14 @@ def read_metrics(path: Path | str) -> list[Record]:
     """
     *lines, _incomplete = Path(path).read_bytes().split(b"\n")
     records = [parse_line(line) for line in lines]
-    damaged = records.count(None)
-    if damaged:
-        warnings.warn(f"{path}: left out {damaged} damaged of {len(records)} lines", stacklevel=2)
+    _warn_of_damaged(path, records, stacklevel=3)
     return [record for record in records if record is not None]
+
+
+def _warn_of_damaged(path: Path | str, records: Sequence[Record | None], stacklevel: int) -> None:
+    if damaged := records.count(None):
+        message = f"{path}: left out {damaged} damaged of {len(records)} lines"
+        warnings.warn(message, stacklevel=stacklevel)
 
 
 class Tail:
@@ -75,7 +79,7 @@ class Tail:
 def truncate_after(
     path: Path, *, env_steps: Mapping[int, int], updates: Mapping[int, int], time_seconds: float
 ) -> None:
-    """Remove the records later than a checkpoint, and damaged lines.
+    """Remove the records later than a checkpoint, and damaged lines, with a warning.
 
     ``env_steps`` and ``updates`` (by replica) and ``time_seconds`` are the checkpoint's. Updates decide only
     between records of equal env steps: a replica that died and joined again goes on with a peer's number of
@@ -85,11 +89,12 @@ def truncate_after(
     if not path.exists():
         return
     *lines, incomplete = path.read_bytes().split(b"\n")
+    records = [parse_line(line) for line in lines]
+    _warn_of_damaged(path, records, stacklevel=3)
     kept = [
         line[line.rfind(LINE_START) :] + b"\n"
-        for line in lines
-        if (record := parse_line(line)) is not None
-        and not _is_later(record, env_steps, updates, time_seconds)
+        for line, record in zip(lines, records, strict=True)
+        if record is not None and not _is_later(record, env_steps, updates, time_seconds)
     ]
     if incomplete or len(kept) < len(lines):
         with replacing(path, synced=True) as fresh:
