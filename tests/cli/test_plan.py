@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr(measure, "SECONDS", 0.3)
+        patch.setattr(measure, "_SECONDS", 0.15)
         patch.setattr(exchange, "SIZES", (10_000, 100_000))
         patch.setattr(exchange, "measure", measured_once)
         assert main(["plan", "cartpole-a2c", "--page", "plan.html"]) == 0
@@ -198,7 +198,7 @@ def test_images_are_planned_with_their_decoding_processes(
         return pilots[repr(run)]
 
     monkeypatch.setattr(measure, "measure", measured_once)
-    monkeypatch.setattr(measure, "SECONDS", 0.2)
+    monkeypatch.setattr(measure, "_SECONDS", 0.2)
     line = Line(1e-4, 1e-9, (1e-4, 1e-9), (1e-4, 1e-9), (10_000, 100_000))
     monkeypatch.setattr(exchange, "measure", lambda *_: line)
     monkeypatch.chdir(tmp_path)

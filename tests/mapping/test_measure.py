@@ -99,7 +99,7 @@ def test_a_machine_that_is_not_steady_is_warned_of(
 
     def pilot(run: Any, *_: Any) -> Pilot:
         measured.append(run)
-        took = seconds if len(measured) > 1 and run == measured[0] else 1e-2  # but for the first one
+        took = seconds if len(measured) > len(measure.sizes(run)) + 2 else 1e-2  # in the second round
         return Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [took] * 4, 1e-3)
 
     said: list[str] = []

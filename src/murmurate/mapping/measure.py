@@ -22,7 +22,7 @@ from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 
 Log = Callable[[str], None]
-SECONDS = 1.5  # for which a pilot is measured
+_ROUNDS, _SECONDS = 2, 0.75  # for so long each pilot is measured in each round
 _HANDOVER_SECONDS = 4.0
 _STEADY = 1.2  # greatest ratio of two measurements of one quantity on a steady machine
 
@@ -73,25 +73,16 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     """Measure ``run``'s primitives at several sizes, and at its own size also while all cores compute. What
     the profile says of how fast the recipe learns is kept. Raises Refusal and RunFailed as ``pilot_run`` and
     ``pilot.measure`` do."""
-    pilots: list[Pilot] = []
-    runs = sizes(run)
-    for number, pilot in enumerate(runs, 1):
-        found = measure(pilot, SECONDS)
-        pilots.append(found)
-        simulators = f"{found.simulators} simulators, " * hasattr(run.source, "simulators")
-        milliseconds = 1e3 * statistics.median(found.iteration)
-        log(f"{run.recipe} {number}/{len(runs)}: {simulators}batches of {found.rows}: {milliseconds:.2f} ms")
-    busy = measure(runs[0], SECONDS, profile.cores) if profile.cores > 1 else pilots[0]
-    crowded = measure(runs[0], SECONDS, 2 * profile.cores)
-    again = measure(runs[0], SECONDS)
-    alone, all_busy, shared, later = (
-        1e3 * statistics.median(pilot.iteration) for pilot in (pilots[0], busy, crowded, again)
-    )
+    # each round measures everything, so that moments in which the machine is slow count in all costs alike
+    rounds = [_round(run, profile.cores, f"{number}/{_ROUNDS}", log) for number in range(1, _ROUNDS + 1)]
+    *pilots, busy, crowded = [Pilot.joined(found) for found in zip(*rounds, strict=True)]
+    alone, all_busy, shared = (_milliseconds(pilot) for pilot in (pilots[0], busy, crowded))
     log(f"{run.recipe}: {alone:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
     log(f"{run.recipe}: {shared:.2f} ms with two processes a core")
-    if max(alone, later) > _STEADY * min(alone, later):
+    first, last = _milliseconds(rounds[0][0]), _milliseconds(rounds[-1][0])
+    if max(first, last) > _STEADY * min(first, last):
         log(
-            f"{run.recipe}: a batch took {alone:.2f} ms at first, and {later:.2f} ms in the end. Other "
+            f"{run.recipe}: a batch took {first:.2f} ms at first, and {last:.2f} ms in the end. Other "
             "programs, or other users of this machine, disturb the measurement: measure again with --profile."
         )
     before = profile.recipes.get(key(run))
@@ -111,6 +102,23 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     if hasattr(run.source, "actors") and profile.cores > 1:
         costs.handover_seconds = _handover(profile, run, log)
     return costs
+
+
+def _round(run: Run, cores: int, number: str, log: Log) -> list[Pilot]:
+    """Pilots of all ``sizes``; then two of the first, while all cores compute, and with two processes a core.
+    number: that of the round, for the log."""
+    pilots, runs = [], sizes(run)
+    for size in runs:
+        found = measure(size, _SECONDS)
+        pilots.append(found)
+        simulators = f"{found.simulators} simulators, " * hasattr(run.source, "simulators")
+        log(f"{run.recipe} {number}: {simulators}batches of {found.rows}: {_milliseconds(found):.2f} ms")
+    return [*pilots, *(measure(runs[0], _SECONDS, processes) for processes in (cores, 2 * cores))]
+
+
+def _milliseconds(pilot: Pilot) -> float:
+    """Those of an iteration."""
+    return 1e3 * statistics.median(pilot.iteration)
 
 
 def _handover(profile: DeviceProfile, run: Run, log: Log) -> float:

@@ -27,7 +27,7 @@ from murmurate.training.run import Run
 from murmurate.training.session import resolved
 from murmurate.training.worker_context import WorkerContext
 
-_WINDOWS = 8
+_WINDOWS = 4
 _ENOUGH_ITERATIONS, _LEAST_ITERATIONS = 4 * _WINDOWS, 3
 _LONGEST_SECONDS = 40.0
 _WARM_UP_SHARE = 0.3
@@ -53,6 +53,17 @@ class Pilot:
     deviation: float
     background: float = 0.0
     vectors: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def joined(cls, pilots: Sequence[Pilot]) -> Pilot:
+        """One pilot of several of the same run, which were measured at different times."""
+        return dataclasses.replace(
+            pilots[0],
+            seconds={name: [s for pilot in pilots for s in pilot.seconds[name]] for name in PRIMITIVES},
+            iteration=[s for pilot in pilots for s in pilot.iteration],
+            deviation=float(np.mean([pilot.deviation for pilot in pilots])),
+            background=float(np.mean([pilot.background for pilot in pilots])),
+        )
 
 
 def steady(run: Run) -> Run:
