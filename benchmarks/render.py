@@ -95,6 +95,8 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
     "plan": [
         ("median error", "median_error"),
         ("worst error", "worst_error"),
+        ("median of all of three recipes", "median_error_exhaustive"),
+        ("worst of these", "worst_error_exhaustive"),
         ("best measured over first choice, minus 1", "choice_over_best"),
     ],
     "spatial": [

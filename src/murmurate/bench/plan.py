@@ -55,9 +55,9 @@ FULL = PlanPlan(
 
 
 def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
-    """``median_error``: median of the relative errors of the predictions for the drawn configurations, as
-    many of each recipe; ``median_error_exhaustive``: for all configurations of the exhaustive recipes;
-    ``worst_error``: of both. The plan's first choices count in none of them.
+    """``median_error`` and ``worst_error``: of the relative errors of the predictions for the drawn
+    configurations, as many of each recipe; ``median_error_exhaustive`` and ``worst_error_exhaustive``: for all
+    configurations of the exhaustive recipes. The plan's first choices count in none of them.
 
     ``choice_over_best``: how much faster the fastest measured configuration of a recipe is than its plan's
     first choice, the greatest over the recipes; ``choice_over_best_of_all``: the same over the exhaustive
@@ -109,8 +109,9 @@ def errors(cases: Sequence[Mapping[str, Any]], exhaustive: Sequence[str]) -> dic
     of_all = [case["error"] for case in others if case["recipe"] in exhaustive]
     return {
         "median_error": statistics.median(drawn) if drawn else None,
+        "worst_error": max(drawn, default=None),
         "median_error_exhaustive": statistics.median(of_all) if of_all else None,
-        "worst_error": max((case["error"] for case in others), default=None),
+        "worst_error_exhaustive": max(of_all, default=None),
     }
 
 
