@@ -56,8 +56,8 @@ FULL = PlanPlan(
 
 def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
     """``median_error`` and ``worst_error``: of the relative errors of the predictions for the drawn
-    configurations, as many of each recipe; ``median_error_exhaustive`` and ``worst_error_exhaustive``: for all
-    configurations of the exhaustive recipes. The plan's first choices count in none of them.
+    configurations, as many of each recipe; ``median_error_exhaustive`` and ``worst_error_exhaustive``: for
+    all configurations of the exhaustive recipes. The plan's first choices count in none of them.
 
     ``choice_over_best``: how much faster the fastest measured configuration of a recipe is than its plan's
     first choice, the greatest over the recipes; ``choice_over_best_of_all``: the same over the exhaustive
