@@ -73,9 +73,9 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     """Measure ``run``'s primitives at several sizes, and at its own size also while all cores compute. What
     the profile says of how fast the recipe learns is kept. Raises Refusal and RunFailed as ``pilot_run`` and
     ``pilot.measure`` do."""
-    # each round measures everything, so that moments in which the machine is slow count in all costs alike
+    # what disturbs a measurement makes it slower, so of each pilot the faster one counts
     rounds = [_round(run, profile.cores, f"{number}/{_ROUNDS}", log) for number in range(1, _ROUNDS + 1)]
-    *pilots, busy, crowded = [Pilot.joined(found) for found in zip(*rounds, strict=True)]
+    *pilots, busy, crowded = [min(found, key=_milliseconds) for found in zip(*rounds, strict=True)]
     alone, all_busy, shared = (_milliseconds(pilot) for pilot in (pilots[0], busy, crowded))
     log(f"{run.recipe}: {alone:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
     log(f"{run.recipe}: {shared:.2f} ms with two processes a core")

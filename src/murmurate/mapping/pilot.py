@@ -54,17 +54,6 @@ class Pilot:
     background: float = 0.0
     vectors: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
-    @classmethod
-    def joined(cls, pilots: Sequence[Pilot]) -> Pilot:
-        """One pilot of several of the same run, which were measured at different times."""
-        return dataclasses.replace(
-            pilots[0],
-            seconds={name: [s for pilot in pilots for s in pilot.seconds[name]] for name in PRIMITIVES},
-            iteration=[s for pilot in pilots for s in pilot.iteration],
-            deviation=float(np.mean([pilot.deviation for pilot in pilots])),
-            background=float(np.mean([pilot.background for pilot in pilots])),
-        )
-
 
 def steady(run: Run) -> Run:
     """``run`` for an hour, without checkpoints, evaluations, loggers, restarts and compression. It learns
