@@ -38,14 +38,14 @@ def read_metrics(path: Path | str) -> list[Record]:
     """
     *lines, _incomplete = Path(path).read_bytes().split(b"\n")
     records = [parse_line(line) for line in lines]
-    _warn_of_damaged(path, records, stacklevel=3)
+    _warn_of_damaged(path, records)
     return [record for record in records if record is not None]
 
 
-def _warn_of_damaged(path: Path | str, records: Sequence[Record | None], stacklevel: int) -> None:
+def _warn_of_damaged(path: Path | str, records: Sequence[Record | None]) -> None:
     if damaged := records.count(None):
         message = f"{path}: left out {damaged} damaged of {len(records)} lines"
-        warnings.warn(message, stacklevel=stacklevel)
+        warnings.warn(message, stacklevel=3)
 
 
 class Tail:
@@ -90,7 +90,7 @@ def truncate_after(
         return
     *lines, incomplete = path.read_bytes().split(b"\n")
     records = [parse_line(line) for line in lines]
-    _warn_of_damaged(path, records, stacklevel=3)
+    _warn_of_damaged(path, records)
     kept = [
         line[line.rfind(LINE_START) :] + b"\n"
         for line, record in zip(lines, records, strict=True)
