@@ -9,7 +9,7 @@ import pytest
 from murmurate.errors import Refusal
 from murmurate.mapping import learning, precision
 from murmurate.mapping.learning import FACTORS, Training, env_steps_to_target, factors, learned_by, variants
-from murmurate.mapping.precision import in_precision
+from murmurate.mapping.variants import in_precision
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
 from murmurate.training.run import Run

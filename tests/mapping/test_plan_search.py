@@ -17,10 +17,10 @@ from murmurate.mapping.hosts import compute_model, on_hosts
 from murmurate.mapping.learning import Learning, learned_by
 from murmurate.mapping.lines import Line
 from murmurate.mapping.page import write_page
-from murmurate.mapping.precision import in_precision
 from murmurate.mapping.primitives import PRIMITIVES
 from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, exchange_key, key
 from murmurate.mapping.search import search
+from murmurate.mapping.variants import in_precision
 from murmurate.recipes import recipe
 from murmurate.spec import usable_cores
 from murmurate.strategies import strategy

@@ -14,7 +14,6 @@ from murmurate.errors import Refusal
 from murmurate.mapping import measure as costs
 from murmurate.mapping.candidates import Candidate, runs_with_exchange
 from murmurate.mapping.check import measured
-from murmurate.mapping.precision import with_faster_precision
 from murmurate.mapping.profile import DeviceProfile
 from murmurate.mapping.search import search
 from murmurate.ranges import PositiveInt, PositiveSeconds, Seed
@@ -79,8 +78,7 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
     for name in plan.recipes:
         began = time.monotonic()
         run = recipe(name)
-        for variant in with_faster_precision(run):
-            costs.add_recipe(profile, variant, log)
+        costs.add_variants(profile, run, log)
         for exchanging_run in runs_with_exchange(run, profile.cores):
             costs.add_exchange(profile, exchanging_run, log)
         seconds[name] = time.monotonic() - began
@@ -93,7 +91,7 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
         for number in range(1, plan.rounds + 1):
             for candidate in chosen:
                 rates[candidate.name] = max(rates[candidate.name], measured(candidate.run, plan.seconds))
-                ratio = _case(name, candidate, rates[candidate.name])["ratio"]
+                ratio = candidate.prediction.env_steps_per_second / rates[candidate.name]
                 log(f"{name} {candidate.name}, round {number}: predicted over measured {ratio:.2f}")
         for candidate in chosen:
             case = _case(name, candidate, rates[candidate.name])

@@ -18,8 +18,7 @@ from murmurate.errors import Refusal
 from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
 from murmurate.mapping.candidates import Candidate, runs_with_exchange
-from murmurate.mapping.precision import with_faster_precision
-from murmurate.mapping.profile import DeviceProfile
+from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.search import UNCHANGED, search
 from murmurate.ranges import AnyFloat, PositiveInt
 from murmurate.recipes import recipe
@@ -145,7 +144,8 @@ def _told(training: learning.Training) -> str:
 def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> tuple[list[Candidate], int]:
     """The candidates of ``murmurate plan``, the best predicted first, of which the one without changes is
     called ``UNCHANGED``; and how many runs missed the target."""
-    measured, *_ = [costs.add_recipe(profile, variant, log) for variant in with_faster_precision(run)]
+    costs.add_variants(profile, run, log)
+    measured = profile.recipes[key(run)]
     for exchanging_run in runs_with_exchange(run, profile.cores):
         costs.add_exchange(profile, exchanging_run, log)
     measured.learning = learning.measure(run, target, log)

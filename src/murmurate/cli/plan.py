@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 PROFILE = Path("runs") / "profile.json"
 _MOST_SHOWN, _MOST_CHECKED = 5, 3
-_MUCH_BUSY = 0.2  # share of the cores that others use, above which measured costs mean little
 _FAR_OFF = 1.5  # --check reports a prediction that is off by a greater factor
 
 
@@ -181,16 +180,6 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _warn_of_others() -> None:
-    from murmurate.mapping.measure import busy_elsewhere
-
-    if (busy := busy_elsewhere()) > _MUCH_BUSY:
-        _say(
-            f"other programs keep {busy:.0%} of the cores busy, so the measured costs will be too high. Stop "
-            "them, and measure again: --profile"
-        )
-
-
 def _keep(profile: DeviceProfile, path: Path) -> None:
     from murmurate.mapping.profile import save
 
@@ -206,7 +195,6 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     """
     from murmurate.mapping import exchange, learning, measure
     from murmurate.mapping.candidates import runs_with_exchange
-    from murmurate.mapping.precision import with_faster_precision
     from murmurate.mapping.profile import DeviceProfile, key, load
     from murmurate.mapping.search import check_objective
     from murmurate.spec import usable_cores
@@ -236,15 +224,9 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
         _keep(profile, path)
     if here and (objective != "time" or options.target is None):  # a target is measured below
         check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
-    for variant in with_faster_precision(run) if here else ():
-        if options.profile or key(variant) not in profile.recipes:
-            _say(f"measuring {run.recipe} on this machine" + ", in bfloat16" * (variant is not run))
-            _warn_of_others()
-            path.parent.mkdir(parents=True, exist_ok=True)  # what is measured could not be kept otherwise
-            measure.add_recipe(profile, variant, _say)
-            _keep(profile, path)
-            has_changed = True
     if here:
+        path.parent.mkdir(parents=True, exist_ok=True)  # what is measured could not be kept otherwise
+        has_changed |= measure.add_variants(profile, run, _say, options.profile, lambda: _keep(profile, path))
         for exchanging_run in runs_with_exchange(run, cores):
             if measure.add_exchange(profile, exchanging_run, _say, options.profile):
                 _keep(profile, path)

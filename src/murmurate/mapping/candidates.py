@@ -1,5 +1,5 @@
 """The configurations of a recipe that a plan considers: replicas and their strategy, simulators, actors,
-processes that decode images, batch, precision and double buffering."""
+processes that decode images, batch, double buffering, and the variants of ``variants``."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ class Candidate:
         }
 
 
-def candidates(run: Run, cores: int, periods: bool = False, precisions: Sequence[str] = ()) -> Iterator[Run]:
+def candidates(run: Run, cores: int, periods: bool = False, variants: Sequence[Run] = ()) -> Iterator[Run]:
     """Every configuration that the search considers and the run's own checks accept; ``run`` is the first.
 
     periods: whether strategies with a period are considered with shorter ones too, which cost throughput, and
-    save env steps. precisions: the learner's precisions that are considered; () for its own alone.
+    save env steps. variants: those of ``run`` that are considered; () for itself alone. Processes of several
+    threads get a core for each thread.
     """
     seen = [run]
     yield run
@@ -72,15 +73,24 @@ def candidates(run: Run, cores: int, periods: bool = False, precisions: Sequence
     if periods:
         strategies = [shorter for each in strategies for shorter in _with_periods(each)]
     for replicas, chosen in itertools.product(_replica_counts(run, cores), strategies):
-        for fields in _field_values(run, cores, precisions):
+        for variant, fields in itertools.product(variants or [run], _field_values(run, cores)):
             try:
-                found = _changed(run, replicas, chosen, fields)
+                found = _changed(variant, replicas, chosen, fields)
+                if not _has_cores(found, cores):
+                    continue
                 found.validate()
             except Refusal:
                 continue
             if found not in seen:
                 seen.append(found)
                 yield found
+
+
+def _has_cores(run: Run, cores: int) -> bool:
+    """Whether each thread of ``run`` has a core for itself, if its processes have several."""
+    threads = run.placement.threads
+    stepping = getattr(run.source, "double_buffer", False)  # another core steps the simulators
+    return threads == 1 or threads * run.replicas * (1 + producers(run)) + stepping <= cores
 
 
 def _replica_counts(run: Run, cores: int) -> list[int]:
@@ -101,9 +111,9 @@ def _with_periods(strategy: Any) -> list[Any]:
     return [dataclasses.replace(strategy, period=period) for period in periods] or [strategy]
 
 
-def _field_values(run: Run, cores: int, precisions: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Combinations of values of ``simulators``, ``actors``, ``workers``, ``double_buffer``, ``batch`` and
-    ``precision``, as far as the run has them."""
+def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
+    """Combinations of values of ``simulators``, ``actors``, ``workers``, ``double_buffer`` and ``batch``, as
+    far as the run has them."""
     source: Any = run.source
     axes: dict[str, Sequence[Any]] = {}
     if hasattr(source, "simulators"):
@@ -117,16 +127,14 @@ def _field_values(run: Run, cores: int, precisions: Sequence[str]) -> Iterator[d
     if run.learner.requires.kind in ("transitions", "sequences", "examples"):
         batch = run.learner.requires.batch  # type: ignore[attr-defined]
         axes["batch"] = (batch, 2 * batch, 4 * batch)
-    if precisions:
-        axes["precision"] = precisions
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 
 
 def _changed(run: Run, replicas: int, chosen: Any, fields: dict[str, Any]) -> Run:
     """``run`` with other settings. chosen: the strategy. fields: values from ``_field_values``."""
-    of_learner = {name: value for name, value in fields.items() if name in ("batch", "precision")}
-    of_source = {name: value for name, value in fields.items() if name not in of_learner}
+    of_source = dict(fields)
+    of_learner = {"batch": of_source.pop("batch")} if "batch" in fields else {}
     source: Any = run.source
     learner: Any = run.learner
     learner = dataclasses.replace(learner, **of_learner)
@@ -139,6 +147,8 @@ def _changed(run: Run, replicas: int, chosen: Any, fields: dict[str, Any]) -> Ru
 def changes(run: Run, found: Run) -> list[str]:
     """The options of ``murmurate train`` that turn ``run`` into ``found``."""
     words: list[str] = []
+    if run.placement.devices != found.placement.devices:
+        words += ["--placement.devices", *found.placement.devices]
     strategy_before = run.strategy
     if with_usual_period(found.strategy) != with_usual_period(strategy_before):
         words += ["--strategy", found.strategy.name]
@@ -152,10 +162,16 @@ def changes(run: Run, found: Run) -> list[str]:
         ("--double-buffer", *_values(run.source, found.source, "double_buffer")),
         ("--agent.batch", *_values(run.learner, found.learner, "batch")),
         ("--agent.precision", *_values(run.learner, found.learner, "precision")),
+        ("--placement.threads", run.placement.threads, found.placement.threads),
+        ("--replay.images", *_values(_replay(run), _replay(found), "images")),
     ):
         if before != after:
             words += [option, str(after).lower()]
     return words
+
+
+def _replay(run: Run) -> Any:
+    return getattr(run.source, "replay", None)
 
 
 def _values(before: Any, after: Any, name: str) -> tuple[Any, Any]:

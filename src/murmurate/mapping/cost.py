@@ -56,11 +56,12 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     if costs is None or shape is None or set(costs.lines) != set(PRIMITIVES):
         raise NotMeasured(f"the costs of {run.recipe}")
     actors = producers(run)
+    threads = run.placement.threads
     processes = run.replicas * (1 + actors) + run.strategy.centre
-    busy_processes = min(processes, profile.cores)
-    seconds = _batch_seconds(costs, shape, profile.cores, busy_processes)
+    computing = threads * processes  # all threads, also those of actors and of a centre
+    seconds = _batch_seconds(costs, shape, max(1, profile.cores // threads), processes)
     # the exchange was measured among as many processes, which shared the cores already
-    learners = run.replicas + run.strategy.centre
+    learners = threads * (run.replicas + run.strategy.centre)
     shared = max(1.0, learners / profile.cores) * _crowd(costs, learners, profile.cores)
     seconds["exchange"] = _exchange(run, costs, profile) / shared
     learner_work = [
@@ -69,15 +70,15 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     learning = working = sum(seconds[name] for name in learner_work)
     deviation = costs.deviation * sum(seconds[name] for name in learner_work if name != "exchange")
     seconds["waiting"] = _waiting(run, deviation)
-    if not actors and getattr(run.source, "double_buffer", False) and processes < profile.cores:
+    if not actors and getattr(run.source, "double_buffer", False) and computing < profile.cores:
         learning -= _overlap(seconds, costs.background)  # another core does it
     total = learning + seconds["waiting"]
-    crowd = _crowd(costs, processes, profile.cores)
+    crowd = _crowd(costs, computing, profile.cores)
     if not actors:
-        share = max(1.0, processes / profile.cores)
+        share = max(1.0, computing / profile.cores)
         rate = 1 / (total * share * crowd)
         bottleneck = "learner" if share == 1 else "cores"
-        busy = min(processes * working / total, profile.cores)
+        busy = min(computing * working / total, profile.cores)
         own = (learning - seconds["exchange"]) * share * crowd
         return _prediction(run, shape, rate, seconds, bottleneck, busy, own)
     acting = sum(seconds[name] for name in PRIMITIVES if not _is_learner_work(name))
@@ -86,12 +87,12 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         "learner": total + handover,
         "actors": (acting + handover) / actors,
         # a core is not idle for the whole handover: another process can use it for a part of that time
-        "cores": crowd * run.replicas * (learning + acting) / profile.cores + _EXPOSED * handover,
+        "cores": crowd * threads * run.replicas * (learning + acting) / profile.cores + _EXPOSED * handover,
     }
     bottleneck = max(stages, key=lambda name: stages[name])
-    descheduled = _descheduled(run, processes, profile.cores)
+    descheduled = _descheduled(run, computing, profile.cores)
     rate = 1 / (stages[bottleneck] + descheduled)
-    busy = run.replicas * (learning + acting) * rate
+    busy = threads * run.replicas * (learning + acting) * rate
     own = learning - seconds["exchange"] + handover + descheduled
     least = max(stages["actors"], stages["cores"]) + descheduled
     return _prediction(run, shape, rate, seconds, bottleneck, busy, own, least)
@@ -112,19 +113,20 @@ def _prediction(
     return Prediction(shape.env_steps * updates, updates, seconds, bottleneck, busy, own, least)
 
 
-def _crowd(costs: RecipeCosts, processes: int, cores: int) -> float:
-    """How much slower the cores are because processes share them: 1 up to one process per core, ``crowded``
-    from two on, linear in between."""
-    return 1 + (costs.crowded - 1) * min(max(0.0, processes / cores - 1), 1.0)
+def _crowd(costs: RecipeCosts, threads: int, cores: int) -> float:
+    """How much slower the cores are because threads share them: 1 up to one thread per core, ``crowded`` from
+    two on, linear in between."""
+    return 1 + (costs.crowded - 1) * min(max(0.0, threads / cores - 1), 1.0)
 
 
 def _is_learner_work(primitive: str) -> bool:
     return PRIMITIVES[primitive].role == "learner"
 
 
-def _batch_seconds(costs: RecipeCosts, shape: Shape, cores: int, busy: int) -> dict[str, float]:
-    """Seconds of each primitive for one batch of a replica."""
-    loaded = (busy - 1) / (cores - 1) if cores > 1 else 0.0
+def _batch_seconds(costs: RecipeCosts, shape: Shape, most: int, processes: int) -> dict[str, float]:
+    """Seconds of each primitive for one batch of a replica. most: number of processes that keep all cores
+    busy."""
+    loaded = (min(processes, most) - 1) / (most - 1) if most > 1 else 0.0
     return {
         name: shape.calls(name)
         * costs.lines[name].seconds(shape.size_of(name))
@@ -147,10 +149,10 @@ def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
     return rounds * sum(updates * line.seconds(size) for size, updates in vectors)
 
 
-def _descheduled(run: Run, processes: int, cores: int) -> float:
+def _descheduled(run: Run, threads: int, cores: int) -> float:
     """Seconds per batch by which a synchronous round takes longer because all replicas wait for one whose
     core an actor has: on average for half a time slice."""
-    if run.replicas == 1 or not run.strategy.synchronous or processes <= cores:
+    if run.replicas == 1 or not run.strategy.synchronous or threads <= cores:
         return 0.0
     time_slice = _SLICE_SECONDS * (1 + int(math.log2(min(cores, 8))))
     return time_slice / 2 / _batches_of_a_round(run)

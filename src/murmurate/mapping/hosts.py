@@ -17,6 +17,7 @@ from murmurate.mapping.pilot import in_one_process, steady
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
+from murmurate.spec import Placement
 from murmurate.training.run import Run
 
 # the least numbers of updates, batches and exchange periods of each replica in a simulated run
@@ -77,6 +78,7 @@ def _batch_seconds(run: Run, cluster: Cluster) -> float:
     simulated = dataclasses.replace(
         found,
         source=in_one_process(found.source),  # what other processes do is part of the prediction
+        placement=Placement(),  # the devices of the hosts need not be here
         evaluation=evaluation,
         minutes=None,
         updates=max(

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from murmurate.errors import Refusal
 from murmurate.launch.local import Local
-from murmurate.mapping.precision import with_faster_precision
 from murmurate.mapping.quiet import started
+from murmurate.mapping.variants import with_faster_precision
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain

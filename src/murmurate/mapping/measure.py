@@ -10,13 +10,16 @@ from typing import Any
 
 import psutil
 
+from murmurate.errors import Refusal, RunFailed
 from murmurate.mapping import exchange
+from murmurate.mapping.candidates import changes
 from murmurate.mapping.check import measured
 from murmurate.mapping.cost import predict
 from murmurate.mapping.lines import fit
 from murmurate.mapping.pilot import Pilot, measure, pilot_run
 from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES, records_of, shape_of
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
+from murmurate.mapping.variants import variants_here
 from murmurate.strategies.solo import Solo
 from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
@@ -24,6 +27,7 @@ from murmurate.training.run import Run
 Log = Callable[[str], None]
 _ROUNDS, _SECONDS = 2, 0.75  # for so long each pilot is measured in each round
 _HANDOVER_SECONDS = 4.0
+_MUCH_BUSY = 0.2  # share of the cores that others use, above which measured costs mean little
 _STEADY = 1.2  # greatest ratio of two measurements of one quantity on a steady machine
 
 
@@ -78,7 +82,7 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     *pilots, busy, crowded = [min(found, key=_milliseconds) for found in zip(*rounds, strict=True)]
     alone, all_busy, shared = (_milliseconds(pilot) for pilot in (pilots[0], busy, crowded))
     log(f"{run.recipe}: {alone:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
-    log(f"{run.recipe}: {shared:.2f} ms with two processes a core")
+    log(f"{run.recipe}: {shared:.2f} ms with two threads a core")
     first, last = _milliseconds(rounds[0][0]), _milliseconds(rounds[-1][0])
     if max(first, last) > _STEADY * min(first, last):
         log(
@@ -99,13 +103,40 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     )
     profile.recipes[key(run)] = costs
     profile.renew()
-    if hasattr(run.source, "actors") and profile.cores > 1:
+    if hasattr(run.source, "actors") and profile.cores >= 2 * run.placement.threads:
         costs.handover_seconds = _handover(profile, run, log)
     return costs
 
 
+def add_variants(
+    profile: DeviceProfile, run: Run, log: Log, again: bool = False, keep: Callable[[], None] = lambda: None
+) -> bool:
+    """Measure ``run`` and its variants for this machine: those that the profile lacks, or all if they are to
+    be measured ``again``. ``keep`` is called after each. Returns False if nothing was measured.
+
+    A variant that fails is left out. Raises Refusal and RunFailed for ``run`` itself as ``add_recipe`` does.
+    """
+    missing = [v for v in variants_here(run, profile.cores) if again or key(v) not in profile.recipes]
+    if missing and (busy := busy_elsewhere()) > _MUCH_BUSY:
+        log(
+            f"other programs keep {busy:.0%} of the cores busy, so the measured costs will be too high. Stop "
+            "them, and measure again: --profile"
+        )
+    for variant in missing:
+        log(f"measuring {' '.join([run.recipe, *changes(run, variant)])} on this machine")
+        try:
+            add_recipe(profile, variant, log)
+        except (Refusal, RunFailed) as failure:
+            if variant == run:
+                raise
+            log(f"left out: {failure}")
+        else:
+            keep()
+    return bool(missing)
+
+
 def _round(run: Run, cores: int, number: str, log: Log) -> list[Pilot]:
-    """Pilots of all ``sizes``; then two of the first, while all cores compute, and with two processes a core.
+    """Pilots of all ``sizes``; then two of the first, while all cores compute, and with two threads a core.
     number: that of the round, for the log."""
     pilots, runs = [], sizes(run)
     for size in runs:
@@ -113,7 +144,11 @@ def _round(run: Run, cores: int, number: str, log: Log) -> list[Pilot]:
         pilots.append(found)
         simulators = f"{found.simulators} simulators, " * hasattr(run.source, "simulators")
         log(f"{run.recipe} {number}: {simulators}batches of {found.rows}: {_milliseconds(found):.2f} ms")
-    return [*pilots, *(measure(runs[0], _SECONDS, processes) for processes in (cores, 2 * cores))]
+    threads = run.placement.threads
+    if 2 * threads > cores > 1:  # no other process has a core
+        return [*pilots, pilots[0], pilots[0]]
+    full = cores // threads
+    return [*pilots, *(measure(runs[0], _SECONDS, processes) for processes in (full, 2 * full))]
 
 
 def _milliseconds(pilot: Pilot) -> float:

@@ -84,6 +84,11 @@ class DeviceProfile:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         return cls(cores, device, now, hardware(), versions())
 
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of the host."""
+        return len(self.hardware.get("gpus", ()))
+
     def renew(self) -> None:
         """Set ``date``, ``hardware`` and ``versions`` to those of a measurement now."""
         now = DeviceProfile.here(self.cores, self.device)
@@ -180,6 +185,8 @@ def load(path: Path) -> DeviceProfile:
         if not isinstance(profile.hardware, dict):
             raise ValueError("hardware must have names and values")
         int(profile.hardware.get("memory_bytes", 0))
+        if not isinstance(profile.hardware.get("gpus", []), list):
+            raise ValueError("gpus must be a list of names")
     except OSError as error:
         raise Refusal(f"{path}: {cause_of(error)}. {_REMEDY}") from error
     except UNSOUND as error:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import psutil
+import torch
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.memory_limits import available_bytes
@@ -18,9 +19,9 @@ from murmurate.mapping.candidates import Candidate, candidates, changes
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by, unknown_factors
-from murmurate.mapping.precision import PRECISIONS, in_precision
 from murmurate.mapping.primitives import PRIMITIVES, producers
 from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.mapping.variants import variants
 from murmurate.spec import usable_cores
 from murmurate.training.memory import needed_bytes, planned_bytes
 from murmurate.training.run import Run
@@ -62,9 +63,10 @@ def search(
     fits = False
     # the rule must know what a period costs in env steps
     periods = objective == "time" and learning is not None and "period" in learning.exponents
-    variants = {precision: in_precision(run, precision) for precision in PRECISIONS}
-    precisions = [name for name, each in variants.items() if each and key(each) in profile.recipes]
-    for candidate in candidates(run, profile.cores, periods, precisions):
+    known_variants = [v for v in variants(run, profile.cores, profile.gpus) if key(v) in profile.recipes]
+    for candidate in candidates(run, profile.cores, periods, known_variants):
+        if objective == "energy" and not _only_cpu(candidate):
+            continue
         try:
             needed = needed_bytes(candidate, vector_bytes)
         except Refusal:  # its replays do not fit on the disk, say
@@ -147,11 +149,20 @@ def check_objective(run: Run, profile: DeviceProfile, objective: Objective) -> N
             f"Measure it with these: murmurate plan {run.recipe} --profile --target {learning.target:g}; or "
             "use --objective throughput."
         )
+    if objective == "energy" and not _only_cpu(run):
+        raise Refusal(
+            "the power of a GPU is unknown, so energy cannot be predicted. Use --placement.devices cpu, or "
+            "--objective throughput."
+        )
     if objective == "energy" and profile.watts is None:
         raise Refusal(
             "the power of a core is unknown, so energy cannot be predicted. Give it: --watts 6; or use "
             "--objective throughput."
         )
+
+
+def _only_cpu(run: Run) -> bool:
+    return all(torch.device(name).type == "cpu" for name in run.placement.devices)
 
 
 def _memory_bytes(profile: DeviceProfile) -> int:
@@ -192,10 +203,11 @@ def _why(candidate: Candidate, best: Candidate, cores: int) -> str:
     actors = producers(run)
     kind = "actors" if hasattr(run.source, "actors") else "decoding processes"
     processes = run.replicas * (1 + actors) + run.strategy.centre
+    of_threads = f" of {run.placement.threads} threads" * (run.placement.threads > 1)
     limits = {
         "learner": f"the learner limits it, mostly {parts}",
         "actors": f"its {actors} {kind} limit it, mostly {parts}",
-        "cores": f"{processes} processes share {cores} cores",
+        "cores": f"{processes} processes{of_threads} share {cores} cores",
     }[prediction.bottleneck]
     if candidate is best:
         return f"best of those predicted: {limits}; {prediction.busy:.1f} of {cores} cores are busy"

@@ -1,0 +1,156 @@
+"""Variants of a recipe with costs of their own: which there are, which is chosen, and what measures them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from murmurate.cli.options import change
+from murmurate.errors import Refusal, RunFailed
+from murmurate.mapping import measure
+from murmurate.mapping.candidates import Candidate, candidates, changes
+from murmurate.mapping.cost import predict
+from murmurate.mapping.hosts import on_hosts
+from murmurate.mapping.lines import Line
+from murmurate.mapping.primitives import PRIMITIVES, producers
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
+from murmurate.mapping.search import search
+from murmurate.mapping.variants import variants, variants_here
+from murmurate.recipes import recipe
+from murmurate.spec import Placement
+from murmurate.training.run import Run
+
+ON_CPU, ON_GPUS = Placement(), Placement(("cuda:0", "cuda:1"))
+
+
+def flat(a: float) -> Line:
+    return Line(a, 0.0, (a, 0.0), (a, 0.0), (1, 1024))
+
+
+def costs(forward: float) -> RecipeCosts:
+    """Of a batch whose forward pass alone takes time."""
+    lines = {name: flat(forward if name == "forward" else 0.0) for name in PRIMITIVES}
+    return RecipeCosts(lines, dict.fromkeys(PRIMITIVES, 1.0), 0.0, 1000)
+
+
+def placed(run: Run, placement: Placement) -> Run:
+    return dataclasses.replace(run, placement=placement)
+
+
+def two_gpus(run: Run, **fields: Any) -> DeviceProfile:
+    """A host whose GPUs take a quarter of the time of its two cores for ``run``."""
+    profile = DeviceProfile(2, hardware={"gpus": ["one", "another"]}, **fields)
+    profile.recipes = {key(placed(run, ON_CPU)): costs(4e-3), key(placed(run, ON_GPUS)): costs(1e-3)}
+    return profile
+
+
+@pytest.mark.parametrize(("gpus", "count"), [(0, 2), (1, 4), (2, 4)])
+def test_a_replay_of_images_may_be_on_a_gpu(gpus: int, count: int) -> None:
+    run = recipe("pong-dqn")
+    found = variants(run, 2, gpus)
+    assert found[0] == run
+    assert len({key(each) for each in found}) == len(found) == count
+    where = {(each.placement.devices, each.source.replay.images) for each in found}  # type: ignore[attr-defined]
+    on_gpus = tuple(f"cuda:{i}" for i in range(gpus))
+    assert where == {(("cpu",), "host"), *([(on_gpus, "host"), (on_gpus, "device")] if gpus else [])}
+    assert {each.placement.threads for each in found} == {1, 2}
+    for each in found:
+        assert change(run, changes(run, each), "") == each
+
+
+def test_each_placement_has_each_precision_that_a_learner_offers() -> None:
+    run = recipe("hopper-td3")
+    found = variants(run, 8, 1)
+    assert len(found) == 6
+    assert {(each.placement.devices[0], each.placement.threads) for each in found} == {
+        ("cpu", 1), ("cpu", 8), ("cuda:0", 1)
+    }  # fmt: skip
+    assert variants(run, 1, 0)[0] == run
+    assert len(variants(run, 1, 0)) == 2, "one core, one thread"
+
+
+def test_a_plan_for_a_gpu_also_considers_the_cpu() -> None:
+    run = placed(recipe("cartpole-a2c"), ON_GPUS)
+    found = dict.fromkeys(each.placement for each in variants(run, 2, 2))
+    assert list(found) == [ON_GPUS, ON_CPU, Placement(threads=2)]
+
+
+def test_the_faster_device_is_chosen_and_the_command_names_it() -> None:
+    run = recipe("cartpole-a2c")
+    best, *others = search(run, two_gpus(run))
+    assert best.changes[:3] == ["--placement.devices", "cuda:0", "cuda:1"]
+    assert change(run, best.changes, "") == best.run
+    assert any(each.run.placement == ON_CPU for each in others)
+
+
+def test_the_energy_of_a_gpu_is_not_predicted() -> None:
+    run = recipe("cartpole-a2c")
+    profile = two_gpus(run, watts=6.0)
+    assert {each.run.placement for each in search(run, profile, "energy")} == {ON_CPU}
+    with pytest.raises(Refusal, match="power of a GPU is unknown"):
+        search(placed(run, ON_GPUS), profile, "energy")
+
+
+def test_hosts_with_gpus_are_simulated_where_there_are_none() -> None:
+    run = placed(recipe("cartpole-a2c"), ON_GPUS)
+    profile = two_gpus(run)
+    one = Candidate("", run, 0.0, "", "", predict(run, profile))
+    [*found] = on_hosts([one], run, profile, 2, lambda line: None)
+    assert {whole.placement for _, whole, _ in found} == {ON_GPUS}
+
+
+def test_processes_of_several_threads_do_not_share_cores() -> None:
+    run = recipe("cartpole-impala")
+    found = list(candidates(run, 4, variants=[run, placed(run, Placement(threads=4))]))
+    several = [each for each in found if each.placement.threads > 1]
+    assert several
+    assert all(each.replicas * (1 + producers(each)) == 1 for each in several)
+    halves = list(candidates(run, 4, variants=[placed(run, Placement(threads=2))]))
+    assert max(each.replicas * (1 + producers(each)) for each in halves[1:]) == 2
+
+
+def test_replicas_whose_threads_are_more_than_the_cores_take_turns() -> None:
+    run = placed(recipe("cartpole-a2c"), Placement(threads=2))
+    profile = DeviceProfile(2, recipes={key(run): costs(1e-2)})
+    two = dataclasses.replace(run, replicas=2)
+    profile.exchange[exchange_key(two.strategy, 2)] = flat(0.0)
+    alone, both = predict(run, profile), predict(two, profile)
+    assert both.env_steps_per_second == pytest.approx(alone.env_steps_per_second)
+    assert (alone.busy, both.busy) == (2, 2)
+
+
+def test_a_variant_that_fails_is_left_out_and_the_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(profile: DeviceProfile, run: Run, log: Any) -> None:
+        if run.placement.threads > 1:
+            raise RunFailed("out of memory")
+        profile.recipes[key(run)] = costs(1e-3)
+
+    monkeypatch.setattr(measure, "add_recipe", add)
+    run, profile, said = recipe("cartpole-a2c"), DeviceProfile(2), list[str]()
+    kept: list[int] = []
+    assert measure.add_variants(profile, run, said.append, keep=lambda: kept.append(len(profile.recipes)))
+    here = variants_here(run, 2)
+    assert kept == [*range(1, 1 + sum(each.placement.threads == 1 for each in here))]
+    assert "left out: out of memory" in said
+    assert any("cartpole-a2c --placement.threads 2" in line for line in said)
+    with pytest.raises(RunFailed):
+        measure.add_variants(profile, placed(run, Placement(threads=2)), said.append)
+
+
+def test_no_other_process_is_measured_beside_one_that_takes_all_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = []
+
+    def pilot(run: Run, seconds: float, busy: int = 1) -> measure.Pilot:
+        processes.append(busy)
+        return measure.Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [1e-2] * 4, 1e-3)
+
+    monkeypatch.setattr(measure, "measure", pilot)
+    run = recipe("cartpole-a2c")
+    for threads, most in ((1, 8), (2, 4), (4, 1)):
+        processes.clear()
+        measure.add_recipe(DeviceProfile(4), placed(run, Placement(threads=threads)), lambda line: None)
+        assert max(processes) == most
