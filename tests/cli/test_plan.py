@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.cli.plan import PROFILE, _words, advice, command, machine
 from murmurate.errors import Refusal
-from murmurate.mapping import exchange, learning, measure, search
+from murmurate.mapping import exchange, learning, measure, rounds, search
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import Line
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr(measure, "_SECONDS", 0.15)
+        patch.setattr(rounds, "_SECONDS", 0.15)
         patch.setattr(exchange, "SIZES", (10_000, 100_000))
         patch.setattr(exchange, "measure", measured_once)
         assert main(["plan", "cartpole-a2c", "--page", "plan.html"]) == 0
@@ -65,12 +66,13 @@ def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is measured has the costs of the folder's profile."""
     costs = load(PROFILE)
 
-    def known(profile: DeviceProfile, run: Run, log: Any) -> None:
-        # there are those in bfloat16 too on a machine that multiplies it faster
+    def known(profile: DeviceProfile, run: Run, log: Any, again: bool, keep: Callable[[], None]) -> bool:
         profile.recipes[key(run)] = next(iter(costs.recipes.values()))
         profile.exchange = costs.exchange
+        keep()
+        return True
 
-    monkeypatch.setattr(measure, "add_recipe", known)
+    monkeypatch.setattr(measure, "add_variants", known)
     monkeypatch.setattr(measure, "add_exchange", lambda *_, **__: False)
 
 
@@ -146,7 +148,7 @@ def test_what_an_objective_lacks_is_refused_before_anything_is_measured(
     objective: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where there is no profile yet
-    monkeypatch.setattr(measure, "add_recipe", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
     assert main(["plan", "cartpole-a2c", "--objective", objective]) == 2
     assert remedy in capsys.readouterr().err
 
@@ -189,7 +191,7 @@ def test_images_are_planned_with_their_decoding_processes(
 ) -> None:
     pytest.importorskip("cv2")
     pilots: dict[str, Pilot] = {}
-    measured = measure.measure
+    measured = rounds.measure
 
     def measured_once(run: Run, seconds: float, busy: int = 1) -> Pilot:
         """Each size once, and alone: the profile of ``folder`` was measured with all cores busy, too."""
@@ -197,8 +199,8 @@ def test_images_are_planned_with_their_decoding_processes(
             pilots[repr(run)] = measured(run, seconds)
         return pilots[repr(run)]
 
-    monkeypatch.setattr(measure, "measure", measured_once)
-    monkeypatch.setattr(measure, "_SECONDS", 0.2)
+    monkeypatch.setattr(rounds, "measure", measured_once)
+    monkeypatch.setattr(rounds, "_SECONDS", 0.2)
     line = Line(1e-4, 1e-9, (1e-4, 1e-9), (1e-4, 1e-9), (10_000, 100_000))
     monkeypatch.setattr(exchange, "measure", lambda *_: line)
     monkeypatch.chdir(tmp_path)
@@ -274,7 +276,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_measured(capsy
 def test_a_strategy_that_cannot_begin_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(measure, "add_recipe", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
     words = ["--strategy", "gala", "--strategy.topology", "moebius", "--profile"]
     assert main(["plan", "cartpole-a2c", *words]) == 2
     assert "There is no topology called 'moebius'" in capsys.readouterr().err
@@ -305,7 +307,7 @@ def test_what_was_measured_is_kept_if_the_next_measurement_is_interrupted(
 def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(measure, "add_recipe", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("precious")
     words = ["plan", "cartpole-a2c", "--profile"]
@@ -338,8 +340,8 @@ def test_a_target_asks_for_the_time_to_it(monkeypatch: pytest.MonkeyPatch, capsy
 def test_other_programs_that_keep_the_cores_busy_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    costs = load(PROFILE)
-    monkeypatch.setattr(measure, "add_recipe", lambda profile, *_: profile.recipes.update(costs.recipes))
+    monkeypatch.setattr(measure, "_threads_pay", lambda *_: False)
+    monkeypatch.setattr(measure, "in_rounds", lambda *_: {})
     monkeypatch.setattr(measure, "add_exchange", lambda *_: False)
     for share, expected in ((0.05, False), (0.6, True)):
         monkeypatch.setattr(measure.psutil, "cpu_percent", lambda *_, **__: [100 * share] * 4096)  # noqa: B023

@@ -10,13 +10,14 @@ import pytest
 
 from murmurate.cli.options import change
 from murmurate.errors import Refusal
-from murmurate.mapping import exchange, measure, pilot
+from murmurate.mapping import exchange, measure, pilot, rounds
 from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot, pilot_run, steady
 from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.recipes import recipe
+from murmurate.training.run import Run
 
 SILENT = print
 
@@ -30,14 +31,14 @@ def test_a_pilot_learns_early_in_one_process_without_a_double_buffer() -> None:
     assert found.replay.learning_starts == steady(run).source.replay.learning_starts == 2_000  # type: ignore[attr-defined]
     assert (found.actors, found.random_env_steps) == (0, 0)
     buffered = dataclasses.replace(run, source=dataclasses.replace(source, double_buffer=True))
-    assert not any(each.source.double_buffer for each in measure.sizes(buffered))  # type: ignore[attr-defined]
+    assert not any(each.source.double_buffer for each in rounds.sizes(buffered))  # type: ignore[attr-defined]
 
 
 def test_a_pilot_of_batch_mode_collects_and_draws_in_short_turns() -> None:
     run = pilot_run(recipe("cartpole-arm"))  # 125 steps of 8 simulators for 250 minibatches of 5 steps
     source: Any = run.source
     assert (source.steps, source.minibatches) == (10, 20)
-    found = measure.measure(run, 0.1)
+    found = pilot.measure(run, 0.1)
     assert len(found.iteration) > 1
     assert all(min(found.seconds[name]) > 0 for name in ("act", "simulate", "insert", "gather", "forward"))
 
@@ -59,7 +60,7 @@ def test_a_pilot_that_is_too_slow_is_refused_by_the_process_that_plans(
     # a Refusal of the pilot's own process arrives as a failure with a traceback
     monkeypatch.setattr(pilot, "_timed", slow)
     with pytest.raises(Refusal, match=remedy):
-        measure.measure(pilot_run(recipe(name)), 0.1)
+        pilot.measure(pilot_run(recipe(name)), 0.1)
 
 
 def slow(*_: Any) -> pilot._Timing:
@@ -68,7 +69,7 @@ def slow(*_: Any) -> pilot._Timing:
 
 def test_a_pilot_of_fits_acts_between_its_batches() -> None:
     run = recipe("cartpole-fqi")  # 512 env steps in a row, then 64 batches
-    found = measure.measure(pilot_run(run), 0.1)
+    found = pilot.measure(pilot_run(run), 0.1)
     assert all(min(found.seconds[name]) > 0 for name in ("act", "simulate", "insert", "gather"))
     assert steady(run).learner.target_every == 64, "as often as once a fit"  # type: ignore[attr-defined]
 
@@ -77,7 +78,7 @@ def test_a_pilot_reads_documents(tmp_path: Path) -> None:
     documents = ["a plan of many words", "words in a corpus", "many documents make a corpus of words"]
     (tmp_path / "few.txt").write_text("\n".join(20 * documents) + "\n")
     run = change(recipe("corpus-lda"), ["--world.path", str(tmp_path / "few.txt"), "--agent.batch", "8"], "")
-    found = measure.measure(pilot_run(run), 0.1)
+    found = pilot.measure(pilot_run(run), 0.1)
     assert all(min(found.seconds[name]) > 0 for name in ("collect", "forward"))
     reading = next(edge for edge in edges(run, measure.parameters(run)) if edge.start == "collect")
     assert 8 * 4 * 2 < reading.bytes < 8 * 16 * 7  # ids and counts of up to 7 words each, and an offset
@@ -88,42 +89,56 @@ def test_a_pilot_counts_the_updates_of_each_vector() -> None:
     learner: Any = dataclasses.replace(run.learner, value_epochs=2, value_minibatches=3, steps=16)  # type: ignore[call-arg]
     source: Any = dataclasses.replace(run.source, simulators=2)  # type: ignore[call-arg]
     run = pilot_run(dataclasses.replace(run, learner=learner, source=source))
-    assert [updates for _, updates in measure.measure(run, 0.2).vectors] == [1.0, 6.0]
+    assert [updates for _, updates in pilot.measure(run, 0.2).vectors] == [1.0, 6.0]
 
 
-@pytest.mark.parametrize(("seconds", "warned"), [(1.1e-2, False), (1.3e-2, True), (0.7e-2, True)])
-def test_a_machine_that_is_not_steady_is_warned_of(
-    seconds: float, warned: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("times", "fastest", "warned"),
+    [([1.0, 1.1], 1.0, False), ([1.5, 1.0, 1.1], 1.0, False), ([2.0, 1.6, 1.3, 1.0], 1.0, True)],
+)
+def test_a_pilot_is_measured_until_two_rounds_agree(
+    times: list[float], fastest: float, warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured: list[Any] = []
+    """Only the first pilot is disturbed."""
+    run = recipe("cartpole-a2c")
+    first, left = pilot_run(run), [1e-2 * seconds for seconds in times]
 
-    def pilot(run: Any, *_: Any) -> Pilot:
-        measured.append(run)
-        took = seconds if len(measured) > len(measure.sizes(run)) + 2 else 1e-2  # in the second round
-        return Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [took] * 4, 1e-3)
+    def found(each: Run, seconds: float, processes: int) -> Pilot:
+        return counted(left.pop(0) if (each, processes) == (first, 1) else 1e-2)
 
+    monkeypatch.setattr(rounds, "measure", found)
     said: list[str] = []
-    monkeypatch.setattr(measure, "measure", pilot)
-    measure.add_recipe(DeviceProfile(1), recipe("cartpole-a2c"), said.append)
-    assert any("disturb the measurement" in line for line in said) == warned
+    [measured] = rounds.in_rounds({"it": run}, run, 2, said.append).values()
+    assert not left
+    assert measured.sizes[0].fastest.iteration[0] == pytest.approx(1e-2 * fastest)
+    assert len(said) == len(times) + 2 * (len(measured.pilots) - 1)
+    measure.add_costs(DeviceProfile(2), measured, "it", said.append)
+    assert any("1 of 5 pilots took another time" in line for line in said) == warned
+
+
+def counted(seconds: float) -> Pilot:
+    return Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [seconds] * 4, 1e-3)
 
 
 def test_measured_again_a_profile_has_a_new_date_and_keeps_what_was_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pilot = Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [1e-2] * 4, 1e-3)
     lines = [Line(a, 0.0, (a, 0.0), (a, 0.0), (1, 9)) for a in (1.0, 2.0)]
-    monkeypatch.setattr(measure, "measure", lambda *_: pilot)
+    monkeypatch.setattr(rounds, "measure", lambda *_: counted(1e-2))
     monkeypatch.setattr(exchange, "measure", lambda *_: lines.pop(0))
     run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2)
-    profile = DeviceProfile(2, date="long ago")
-    costs = measure.add_recipe(profile, run, SILENT)
+    profile, kept = DeviceProfile(1, date="long ago"), list[str]()
+    assert measure.add_variants(profile, run, SILENT)
+    costs = profile.recipes[key(run)]
     costs.learning = Learning(300.0, 1e5, {}, 2)
     assert measure.add_exchange(profile, run, SILENT)
     assert not measure.add_exchange(profile, run, SILENT)
+    assert not measure.add_variants(profile, run, SILENT)
     profile.date = "long ago"
-    assert measure.add_recipe(profile, run, SILENT).learning is costs.learning
-    assert profile.date != "long ago"
+    assert measure.add_variants(profile, run, SILENT, True, lambda: kept.append(profile.date))
+    assert profile.recipes[key(run)].learning is costs.learning
+    assert kept
+    assert "long ago" not in kept
     assert profile.recipes[key(run)] is not costs
     assert measure.add_exchange(profile, run, SILENT, again=True)
     assert [line.a for line in profile.exchange.values()] == [2.0]

@@ -9,11 +9,12 @@ import pytest
 
 from murmurate.cli.options import change
 from murmurate.errors import Refusal, RunFailed
-from murmurate.mapping import measure
+from murmurate.mapping import measure, rounds
 from murmurate.mapping.candidates import Candidate, candidates, changes
 from murmurate.mapping.cost import predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.lines import Line
+from murmurate.mapping.pilot import Pilot
 from murmurate.mapping.primitives import PRIMITIVES, producers
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
 from murmurate.mapping.search import search
@@ -121,36 +122,62 @@ def test_replicas_whose_threads_are_more_than_the_cores_take_turns() -> None:
     assert (alone.busy, both.busy) == (2, 2)
 
 
-def test_a_variant_that_fails_is_left_out_and_the_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def add(profile: DeviceProfile, run: Run, log: Any) -> None:
-        if run.placement.threads > 1:
-            raise RunFailed("out of memory")
-        profile.recipes[key(run)] = costs(1e-3)
+def counted(seconds: float) -> Pilot:
+    return Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [seconds] * 4, 1e-3)
 
-    monkeypatch.setattr(measure, "add_recipe", add)
+
+@pytest.mark.parametrize(("several", "known"), [(0.6e-2, True), (1.4e-2, False)])
+def test_threads_are_measured_where_they_make_the_largest_pilot_faster(
+    several: float, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def found(run: Run, seconds: float, processes: int) -> Pilot:
+        asked.append(run.placement.threads)
+        return counted(1e-2 if run.placement.threads == 1 else several)
+
+    monkeypatch.setattr(rounds, "measure", found)
+    run, profile, saved = recipe("cartpole-a2c"), DeviceProfile(2), list[int]()
+    assert measure.add_variants(profile, run, print, keep=lambda: saved.append(len(profile.slower)))
+    threads = [each for each in variants_here(run, 2) if each.placement.threads == 2]
+    assert {key(each) in profile.recipes for each in threads} == {known}
+    assert profile.slower == ([] if known else sorted(map(key, threads)))
+    assert saved[-1] == len(profile.slower)
+    asked.clear()
+    assert not measure.add_variants(profile, run, print)
+    assert not asked, "it is remembered"
+
+
+def test_a_variant_that_fails_is_left_out_and_the_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Placement(threads=2)
+
+    def found(run: Run, seconds: float, processes: int) -> Pilot:
+        if run.placement == broken:
+            raise RunFailed("out of memory")
+        return counted(1e-2)
+
+    monkeypatch.setattr(rounds, "measure", found)
+    monkeypatch.setattr(measure, "_threads_pay", lambda *_: True)
     run, profile, said = recipe("cartpole-a2c"), DeviceProfile(2), list[str]()
-    kept: list[int] = []
-    assert measure.add_variants(profile, run, said.append, keep=lambda: kept.append(len(profile.recipes)))
-    here = variants_here(run, 2)
-    assert kept == [*range(1, 1 + sum(each.placement.threads == 1 for each in here))]
-    assert "left out: out of memory" in said
-    assert any("cartpole-a2c --placement.threads 2" in line for line in said)
+    assert measure.add_variants(profile, run, said.append)
+    assert set(profile.recipes) == {key(each) for each in variants_here(run, 2) if each.placement != broken}
+    assert "left out: cartpole-a2c --placement.threads 2: out of memory" in said
     with pytest.raises(RunFailed):
-        measure.add_variants(profile, placed(run, Placement(threads=2)), said.append)
+        measure.add_variants(profile, placed(run, broken), said.append)
 
 
 def test_no_other_process_is_measured_beside_one_that_takes_all_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    processes = []
+    asked = []
 
-    def pilot(run: Run, seconds: float, busy: int = 1) -> measure.Pilot:
-        processes.append(busy)
-        return measure.Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [1e-2] * 4, 1e-3)
+    def found(run: Run, seconds: float, processes: int) -> Pilot:
+        asked.append(processes)
+        return counted(1e-2)
 
-    monkeypatch.setattr(measure, "measure", pilot)
-    run = recipe("cartpole-a2c")
+    monkeypatch.setattr(rounds, "measure", found)
     for threads, most in ((1, 8), (2, 4), (4, 1)):
-        processes.clear()
-        measure.add_recipe(DeviceProfile(4), placed(run, Placement(threads=threads)), lambda line: None)
-        assert max(processes) == most
+        run = placed(recipe("cartpole-a2c"), Placement(threads=threads))
+        rounds.in_rounds({"it": run}, run, 4, print)
+        assert max(asked) == most
+        asked.clear()

@@ -16,19 +16,19 @@ from murmurate.mapping.candidates import changes
 from murmurate.mapping.check import measured
 from murmurate.mapping.cost import predict
 from murmurate.mapping.lines import fit
-from murmurate.mapping.pilot import Pilot, measure, pilot_run
+from murmurate.mapping.pilot import Pilot
 from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES, records_of, shape_of
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
+from murmurate.mapping.rounds import Measured, Repeated, in_rounds, milliseconds, sizes
 from murmurate.mapping.variants import variants_here
+from murmurate.spec import Placement
 from murmurate.strategies.solo import Solo
 from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 
 Log = Callable[[str], None]
-_ROUNDS, _SECONDS = 2, 0.75  # for so long each pilot is measured in each round
 _HANDOVER_SECONDS = 4.0
 _MUCH_BUSY = 0.2  # share of the cores that others use, above which measured costs mean little
-_STEADY = 1.2  # greatest ratio of two measurements of one quantity on a steady machine
 
 
 def busy_elsewhere(seconds: float = 0.5) -> float:
@@ -39,55 +39,67 @@ def busy_elsewhere(seconds: float = 0.5) -> float:
     return statistics.fmean(percents[core] for core in usable if core < len(percents)) / 100
 
 
-def sizes(run: Run) -> list[Run]:
-    """Pilots of ``run``: first with its own simulators and batch, then with fewer and more of each."""
-    base = pilot_run(run)
-    if base.learner.requires.kind == "examples":
-        batch = base.learner.requires.batch  # type: ignore[attr-defined]
-        return [_with_batch(base, size) for size in (batch, max(1, batch // 4), 2 * batch)]
-    source: Any = base.source
-    own = source.simulators // max(1, getattr(run.source, "actors", 0))
-    pilots = [base]
-    requires: Any = base.learner.requires
-    least = getattr(requires, "simulators", 1)
-    for simulators in dict.fromkeys((max(1, own // 4), own, 2 * source.simulators)):
-        if simulators != source.simulators and simulators >= least:
-            pilots.append(
-                dataclasses.replace(base, source=dataclasses.replace(source, simulators=simulators))
-            )
-    if requires.kind == "transitions":
-        for batch in (max(8, requires.batch // 4), 4 * requires.batch):
-            # as many env steps for each batch as the recipe has
-            ratio = source.replay.samples_per_insert * batch / requires.batch
-            starts = min(max(source.replay.learning_starts, batch), source.replay.capacity)
-            replay = dataclasses.replace(source.replay, samples_per_insert=ratio, learning_starts=starts)
-            changed = dataclasses.replace(base, source=dataclasses.replace(source, replay=replay))
-            pilots.append(_with_batch(changed, batch))
-    if requires.kind == "sequences":
-        pilots += [_with_batch(base, size) for size in (max(1, requires.batch // 4), 4 * requires.batch)]
-    return pilots
+def add_variants(
+    profile: DeviceProfile, run: Run, log: Log, again: bool = False, keep: Callable[[], None] = lambda: None
+) -> bool:
+    """Measure the primitives of ``run`` and of its variants for this machine: of those that the profile
+    lacks, or of all if they are to be measured ``again``. ``keep`` is called after each that is added.
+    Returns False if nothing was measured.
 
-
-def _with_batch(run: Run, batch: int) -> Run:
-    learner: Any = run.learner
-    return dataclasses.replace(run, learner=dataclasses.replace(learner, batch=batch))
-
-
-def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
-    """Measure ``run``'s primitives at several sizes, and at its own size also while all cores compute. What
-    the profile says of how fast the recipe learns is kept. Raises Refusal and RunFailed as ``pilot_run`` and
-    ``pilot.measure`` do."""
-    # what disturbs a measurement makes it slower, so of each pilot the faster one counts
-    rounds = [_round(run, profile.cores, f"{number}/{_ROUNDS}", log) for number in range(1, _ROUNDS + 1)]
-    *pilots, busy, crowded = [min(found, key=_milliseconds) for found in zip(*rounds, strict=True)]
-    alone, all_busy, shared = (_milliseconds(pilot) for pilot in (pilots[0], busy, crowded))
-    log(f"{run.recipe}: {alone:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
-    log(f"{run.recipe}: {shared:.2f} ms with two threads a core")
-    first, last = _milliseconds(rounds[0][0]), _milliseconds(rounds[-1][0])
-    if max(first, last) > _STEADY * min(first, last):
+    A variant that fails is left out. Raises Refusal and RunFailed for ``run`` itself as ``in_rounds`` does.
+    """
+    known: set[str] = set() if again else {*profile.recipes, *profile.slower}
+    missing = [variant for variant in variants_here(run, profile.cores) if key(variant) not in known]
+    if not missing:
+        return False
+    if (busy := busy_elsewhere()) > _MUCH_BUSY:
         log(
-            f"{run.recipe}: a batch took {first:.2f} ms at first, and {last:.2f} ms in the end. Other "
-            "programs, or other users of this machine, disturb the measurement: measure again with --profile."
+            f"other programs keep {busy:.0%} of the cores busy, so the measured costs will be too high. Stop "
+            "them, and measure again: --profile"
+        )
+    log(f"measuring {run.recipe} on this machine")
+    names = {" ".join([run.recipe, *changes(run, variant)]): variant for variant in missing}
+    for name, variant in list(names.items()):
+        if variant != run and variant.placement.threads > 1 and not _threads_pay(variant, name, log):
+            del names[name]
+            profile.slower = sorted({*profile.slower, key(variant)})
+            keep()
+    for name, found in in_rounds(names, run, profile.cores, log).items():
+        add_costs(profile, found, name, log)
+        keep()
+    return True
+
+
+def _threads_pay(variant: Run, name: str, log: Log) -> bool:
+    """Whether the largest pilot of ``variant`` is faster than the same one with one thread."""
+    largest = sizes(variant)[-1]
+    several, one = Repeated(largest), Repeated(dataclasses.replace(largest, placement=Placement()))
+    try:
+        for pilot in (several, one, several, one):
+            pilot.measure()
+    except (Refusal, RunFailed) as failure:
+        log(f"left out: {name}: {failure}")
+        return False
+    times = milliseconds(several.fastest), milliseconds(one.fastest)
+    log(f"{name}: {times[0]:.2f} ms; {times[1]:.2f} ms with one thread")
+    return times[0] < times[1]
+
+
+def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> RecipeCosts:
+    """Add the costs of the primitives of a run whose pilots were measured. What the profile says of how fast
+    the recipe learns is kept. name: of the run, for the log."""
+    run, pilots = found.run, [pilot.fastest for pilot in found.sizes]
+    busy, crowded = found.busy.fastest, found.crowded.fastest
+    all_busy, shared = milliseconds(busy), milliseconds(crowded)
+    if found.busy is not found.sizes[0]:
+        log(
+            f"{name}: {milliseconds(pilots[0]):.2f} ms alone, {all_busy:.2f} ms with all cores busy, "
+            f"{shared:.2f} ms with two threads a core"
+        )
+    if unsteady := sum(not pilot.is_steady for pilot in found.pilots):
+        log(
+            f"{name}: {unsteady} of {len(found.pilots)} pilots took another time in each round. Other "
+            "programs, or other users of this machine, disturb them: measure again with --profile."
         )
     before = profile.recipes.get(key(run))
     costs = RecipeCosts(
@@ -106,54 +118,6 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     if hasattr(run.source, "actors") and profile.cores >= 2 * run.placement.threads:
         costs.handover_seconds = _handover(profile, run, log)
     return costs
-
-
-def add_variants(
-    profile: DeviceProfile, run: Run, log: Log, again: bool = False, keep: Callable[[], None] = lambda: None
-) -> bool:
-    """Measure ``run`` and its variants for this machine: those that the profile lacks, or all if they are to
-    be measured ``again``. ``keep`` is called after each. Returns False if nothing was measured.
-
-    A variant that fails is left out. Raises Refusal and RunFailed for ``run`` itself as ``add_recipe`` does.
-    """
-    missing = [v for v in variants_here(run, profile.cores) if again or key(v) not in profile.recipes]
-    if missing and (busy := busy_elsewhere()) > _MUCH_BUSY:
-        log(
-            f"other programs keep {busy:.0%} of the cores busy, so the measured costs will be too high. Stop "
-            "them, and measure again: --profile"
-        )
-    for variant in missing:
-        log(f"measuring {' '.join([run.recipe, *changes(run, variant)])} on this machine")
-        try:
-            add_recipe(profile, variant, log)
-        except (Refusal, RunFailed) as failure:
-            if variant == run:
-                raise
-            log(f"left out: {failure}")
-        else:
-            keep()
-    return bool(missing)
-
-
-def _round(run: Run, cores: int, number: str, log: Log) -> list[Pilot]:
-    """Pilots of all ``sizes``; then two of the first, while all cores compute, and with two threads a core.
-    number: that of the round, for the log."""
-    pilots, runs = [], sizes(run)
-    for size in runs:
-        found = measure(size, _SECONDS)
-        pilots.append(found)
-        simulators = f"{found.simulators} simulators, " * hasattr(run.source, "simulators")
-        log(f"{run.recipe} {number}: {simulators}batches of {found.rows}: {_milliseconds(found):.2f} ms")
-    threads = run.placement.threads
-    if 2 * threads > cores > 1:  # no other process has a core
-        return [*pilots, pilots[0], pilots[0]]
-    full = cores // threads
-    return [*pilots, *(measure(runs[0], _SECONDS, processes) for processes in (full, 2 * full))]
-
-
-def _milliseconds(pilot: Pilot) -> float:
-    """Those of an iteration."""
-    return 1e3 * statistics.median(pilot.iteration)
 
 
 def _handover(profile: DeviceProfile, run: Run, log: Log) -> float:

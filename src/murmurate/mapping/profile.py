@@ -67,7 +67,8 @@ class DeviceProfile:
     """cores: number of cores of the host. device: ``cpu`` or ``cuda:0``. date, hardware, versions: of the
     newest measurement. recipes: costs of recipes, by ``key``. exchange: seconds that a strategy adds to an
     update, as a line in the number of parameters, by ``exchange_key``. links: links by name. watts: power of
-    a busy core, if that is known."""
+    a busy core, if that is known. slower: keys of runs that are not faster with their threads than with one,
+    whose costs were not measured."""
 
     cores: int
     device: str = "cpu"
@@ -78,6 +79,7 @@ class DeviceProfile:
     exchange: dict[str, Line] = field(default_factory=dict)
     links: dict[str, Link] = field(default_factory=dict)
     watts: float | None = None
+    slower: list[str] = field(default_factory=list)
 
     @classmethod
     def here(cls, cores: int, device: str) -> DeviceProfile:
@@ -187,6 +189,8 @@ def load(path: Path) -> DeviceProfile:
         int(profile.hardware.get("memory_bytes", 0))
         if not isinstance(profile.hardware.get("gpus", []), list):
             raise ValueError("gpus must be a list of names")
+        if not all(isinstance(name, str) for name in profile.slower):
+            raise ValueError("slower must be a list of keys")
     except OSError as error:
         raise Refusal(f"{path}: {cause_of(error)}. {_REMEDY}") from error
     except UNSOUND as error:
