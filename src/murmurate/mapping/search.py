@@ -7,7 +7,8 @@ chooses what the thesis leaves open (``candidates``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Literal
 
 import psutil
@@ -43,77 +44,103 @@ def search(
 
     Raises Refusal if the profile lacks the costs of this recipe, or what the objective needs.
     """
-    learning = _checked(run, profile, objective, log)
-    vector_bytes, available = planned_bytes(run) or 0, _memory_bytes(profile)
-    unmeasured: set[str] = set()
-    unknown: set[str] = set()
-
-    def known(candidate: Run) -> bool:
-        """Whether the exponents of all factors in which it differs are known, if the objective needs them."""
-        missing = unknown_factors(candidate, run, learning) if objective == "time" and learning else []
-        unknown.update(missing)
-        return not missing
-
-    def predicted(candidate: Run, prediction: Prediction, size: int) -> Candidate:
-        value = _value(objective, candidate, run, prediction, profile, learning)
-        words, unit = changes(run, candidate), UNITS[objective].format(unit=run.unit)
-        return Candidate(" ".join(words) or UNCHANGED, candidate, value, unit, "", prediction, words, size)
-
-    found: list[Candidate] = []
-    fits = False
-    # the rule must know what a period costs in env steps
-    periods = objective == "time" and learning is not None and "period" in learning.exponents
-    known_variants = [v for v in variants(run, profile.cores, profile.gpus) if key(v) in profile.recipes]
-    for candidate in candidates(run, profile.cores, periods, known_variants):
-        if objective == "energy" and not _only_cpu(candidate):
-            continue
-        try:
-            needed = needed_bytes(candidate, vector_bytes)
-        except Refusal:  # its replays do not fit on the disk, say
-            if candidate == run:
-                raise
-            continue
-        if needed > available:
-            continue
-        fits = True
-        # with one replica on each of several hosts it gets other strategies, which are looked at below
-        whole = dataclasses.replace(candidate, replicas=hosts * candidate.replicas)
-        if (hosts == 1 or candidate.replicas > 1) and not known(whole):
-            continue
-        try:
-            found.append(predicted(candidate, predict(candidate, profile), needed))
-        except NotMeasured as missing:
-            unmeasured.add(str(missing))
-    if not fits:
-        raise Refusal(
-            f"no configuration of {run.recipe} fits in {available / 2**30:.1f} GiB. Use fewer --simulators, "
-            "or a smaller --replay.capacity."
-        )
-    if not found and unmeasured:
-        raise Refusal(
-            f"the profile lacks {', '.join(sorted(unmeasured))}. Measure it there: murmurate plan "
-            f"{run.recipe} --profile"
-        )
-    for name in sorted(unmeasured):
-        log(f"left out, because the profile lacks {name}")
-    _sort(found, objective)
+    own = _Search(run, profile, objective, hosts, log, _checked(run, profile, objective, log))
+    found = own.on_one_host()
     if hosts > 1:
         placed = on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, log)
-        found = [predicted(whole, p, one.bytes) for one, whole, p in placed if known(whole)]
-        _sort(found, objective)
-    missed = f"other {', '.join(sorted(unknown))}: such runs missed the target, or were not trained"
-    if not found and unknown:
+        found = own.sorted(own.candidate(whole, p, one.bytes) for one, whole, p in placed if own.knows(whole))
+    missed = f"other {', '.join(sorted(own.unknown))}: such runs missed the target, or were not trained"
+    if not found and own.unknown:
         raise Refusal(
             f"every configuration is left out, as it has {missed}. Use a lower --target, or --objective "
             "throughput."
         )
     if not found:
         raise Refusal(f"no configuration can be simulated on {hosts} hosts: see above. Leave out --hosts.")
-    for candidate_found in found:
-        candidate_found.why = _why(candidate_found, found[0], hosts * profile.cores)
-    if unknown:
+    for candidate in found:
+        candidate.why = _why(candidate, found[0], hosts * profile.cores)
+    if own.unknown:
         found[0].why += f"; left out are those with {missed}"
     return found
+
+
+@dataclass
+class _Search:
+    """What a search is for, and what it has left out. learning: how fast ``run`` learns, as far as that was
+    measured. unknown: factors of ``learning`` without exponents in which configurations differed."""
+
+    run: Run
+    profile: DeviceProfile
+    objective: Objective
+    hosts: int
+    log: Callable[[str], None]
+    learning: Learning | None
+    unknown: set[str] = field(default_factory=set)
+
+    def on_one_host(self) -> list[Candidate]:
+        """Those that can be predicted; none if what is ``unknown`` rules them all out. Raises Refusal if none
+        fits in memory, or the profile lacks the costs of all."""
+        found: list[Candidate] = []
+        unmeasured: set[str] = set()
+        fitting = list(self._fitting())
+        if not fitting:
+            raise Refusal(
+                f"no configuration of {self.run.recipe} fits in {_memory_bytes(self.profile) / 2**30:.1f} "
+                "GiB. Use fewer --simulators, or a smaller --replay.capacity."
+            )
+        for run, size in fitting:
+            # with one replica on each of several hosts it gets other strategies, which are looked at later
+            whole = dataclasses.replace(run, replicas=self.hosts * run.replicas)
+            if (self.hosts == 1 or run.replicas > 1) and not self.knows(whole):
+                continue
+            try:
+                found.append(self.candidate(run, predict(run, self.profile), size))
+            except NotMeasured as missing:
+                unmeasured.add(str(missing))
+        if not found and unmeasured:
+            raise Refusal(
+                f"the profile lacks {', '.join(sorted(unmeasured))}. Measure it there: murmurate plan "
+                f"{self.run.recipe} --profile"
+            )
+        for name in sorted(unmeasured):
+            self.log(f"left out, because the profile lacks {name}")
+        return self.sorted(found)
+
+    def _fitting(self) -> Iterator[tuple[Run, int]]:
+        """The configurations that fit in memory, with the bytes that they need."""
+        run, profile = self.run, self.profile
+        vector_bytes, available = planned_bytes(run) or 0, _memory_bytes(profile)
+        # the rule must know what a period costs in env steps
+        has_periods = self.learning is not None and "period" in self.learning.exponents
+        known = [v for v in variants(run, profile.cores, profile.gpus) if key(v) in profile.recipes]
+        for candidate in candidates(run, profile.cores, self.objective == "time" and has_periods, known):
+            if self.objective == "energy" and not _only_cpu(candidate):
+                continue
+            try:
+                needed = needed_bytes(candidate, vector_bytes)
+            except Refusal:  # its replays do not fit on the disk, say
+                if candidate == run:
+                    raise
+                continue
+            if needed <= available:
+                yield candidate, needed
+
+    def knows(self, run: Run) -> bool:
+        """Whether the exponents of all factors in which it differs are known, if the objective needs them."""
+        if self.objective != "time" or self.learning is None:
+            return True
+        missing = unknown_factors(run, self.run, self.learning)
+        self.unknown.update(missing)
+        return not missing
+
+    def candidate(self, run: Run, prediction: Prediction, size: int) -> Candidate:
+        value = _value(self.objective, run, self.run, prediction, self.profile, self.learning)
+        words, unit = changes(self.run, run), UNITS[self.objective].format(unit=self.run.unit)
+        return Candidate(" ".join(words) or UNCHANGED, run, value, unit, "", prediction, words, size)
+
+    def sorted(self, found: Iterable[Candidate]) -> list[Candidate]:
+        """Best first."""
+        return sorted(found, key=lambda c: -c.predicted if self.objective == "throughput" else c.predicted)
 
 
 def _checked(
@@ -170,10 +197,6 @@ def _memory_bytes(profile: DeviceProfile) -> int:
     if profile.is_here(usable_cores()):
         return available_bytes()
     return int(profile.hardware.get("memory_bytes", psutil.virtual_memory().total))
-
-
-def _sort(found: list[Candidate], objective: Objective) -> None:
-    found.sort(key=lambda c: -c.predicted if objective == "throughput" else c.predicted)
 
 
 def _value(
