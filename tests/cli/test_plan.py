@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(rounds, "_SECONDS", 0.15)
+        patch.setattr(rounds, "_MOST_ROUNDS", 1)
         patch.setattr(exchange, "SIZES", (10_000, 100_000))
         patch.setattr(exchange, "measure", measured_once)
         assert main(["plan", "cartpole-a2c", "--page", "plan.html"]) == 0
@@ -201,6 +202,7 @@ def test_images_are_planned_with_their_decoding_processes(
 
     monkeypatch.setattr(rounds, "measure", measured_once)
     monkeypatch.setattr(rounds, "_SECONDS", 0.2)
+    monkeypatch.setattr(rounds, "_MOST_ROUNDS", 1)
     line = Line(1e-4, 1e-9, (1e-4, 1e-9), (1e-4, 1e-9), (10_000, 100_000))
     monkeypatch.setattr(exchange, "measure", lambda *_: line)
     monkeypatch.chdir(tmp_path)
