@@ -24,7 +24,7 @@ from murmurate.bench._result import Log, progress_log
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fpga.learner import EmulatedLearner
-from murmurate.mapping import measure as costs
+from murmurate.mapping import rounds
 from murmurate.ranges import check_number
 from murmurate.record.runs import RecordedRun
 
@@ -133,7 +133,7 @@ def test_value_learning_repeats_each_agent_by_its_seeds(
 def test_plan_target_compares_choice_recipe_and_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(costs, "SECONDS", 0.3)
+    monkeypatch.setattr(rounds, "_SECONDS", 0.3)
     plan = plan_target.PlanTargetPlan(("cartpole-a2c",), (15.0,), 2, 1, 1, str(tmp_path / "rows"))
     result = plan_target.measure(plan, SILENT)
     [row] = result["rows"]
