@@ -58,14 +58,14 @@ def test_it_converges_to_the_policy_that_rho_bar_chooses(
     game = Game(seed)
     between = torch.minimum(rho_bar * game.mu, game.pi)  # eq. 3, normalised in the next line
     expected = game.values(between / between.sum(-1, keepdim=True))
-    v = torch.zeros(STATES, dtype=torch.float64)
-    for _ in range(600):
-        v = game.expected_targets(v, rho_bar=rho_bar, **trace)
-    torch.testing.assert_close(v, expected, rtol=1e-9, atol=1e-9)
-    if rho_bar == math.inf:
-        torch.testing.assert_close(v, game.values(game.pi), rtol=1e-9, atol=1e-9)
-    else:
-        assert (v - game.values(game.pi)).abs().max() > 1e-3, "it is another policy"
+    stay = game.expected_targets(expected, rho_bar=rho_bar, **trace)
+    torch.testing.assert_close(stay, expected, rtol=1e-9, atol=1e-9)
+    # targets are affine in v, so from any v they come to where they stay if no eigenvalue reaches 1
+    moved = [expected + unit for unit in torch.eye(STATES, dtype=torch.float64)]
+    slopes = torch.stack([game.expected_targets(v, rho_bar=rho_bar, **trace) - stay for v in moved], 1)
+    assert torch.linalg.eigvals(slopes).abs().max() < 1
+    if rho_bar < math.inf:
+        assert (expected - game.values(game.pi)).abs().max() > 1e-3, "it is another policy"
 
 
 @pytest.mark.parametrize("seed", range(3))
