@@ -109,7 +109,7 @@ def test_with_tables_arm_reproduces_the_regrets_of_cfr_plus(game: Game, steps: i
 
 def test_where_states_look_alike_the_policy_takes_the_better_action_of_both() -> None:
     """Chances 0.4 and 0.6, gains 3 and 1 for the right action, which differs, and -1 for the wrong one."""
-    *_, last = tabular_arm(ALIASED_CHAIN, steps=2, iterations=200)
+    *_, last = tabular_arm(ALIASED_CHAIN, steps=2, iterations=10)
     assert float(regret_matching(last["start"])[0]) > 0.99
 
 
