@@ -17,15 +17,15 @@ from murmurate import plugins
 from murmurate.cli.main import main
 
 PLUGINS = Path(__file__).parent / "plugins"
-# (recipe, strategy, options, env steps of the first part and of the whole): each recipe by default once
+# (recipe, strategy, options, env steps of the first part and of the whole): each plugin by default once
 RUNS = [
     ("cartpole-a2c", "post-local-sgd", "--simulators 2 --strategy.switch 3", 640, 960),
-    ("cartpole-two-nets", "gala", "--simulators 2", 640, 960),
     ("catch-two-nets", "push-sum", "--simulators 2 --agent.steps 8", 640, 960),
     ("stripes-cnn", "all-reduce", "--world.count 400", 1600, 3200),
     ("cartpole-lagged-a2c", "gala", "--simulators 2 --lag 3", 640, 960),
 ]
 MORE = [
+    ("cartpole-two-nets", "gala", "--simulators 2", 640, 960),
     ("cartpole-two-nets", "post-local-sgd", "--simulators 2", 640, 960),
     ("catch-two-nets", "all-reduce", "--simulators 2 --agent.steps 8", 640, 960),
     ("stripes-cnn", "elastic", "--world.count 400", 1600, 3200),
