@@ -118,8 +118,9 @@ def test_gala_goes_on_with_parameters_moments_and_patience_and_publishes_again()
     )
     part = functools.partial(resumed, problem, strategy, kept)
     (mine, state), (_, _) = SimulatedFabric(2, seed=3).run([part] * 2)
-    rounds = kept[0]["model"]["strategy"]["round"]
-    assert mine[0] == (rounds, 1, mine[0].staleness)  # rank 1 has said nothing yet
+    saved = kept[0]["model"]["strategy"]
+    rounds, since = saved["round"], BEFORE + 1 - saved["agreed_at"]
+    assert mine[0] == (rounds, 1, since)  # rank 1 has said nothing yet
     assert mine[1].round == rounds + 1
     assert state["model"]["replica"]["clock"] == BEFORE + AFTER
     # the own step before anything is heard is the very step that a lone replica would take
