@@ -26,12 +26,11 @@ def adam(parameters):
 
 
 @pytest.mark.parametrize("name", topologies())
-@pytest.mark.parametrize("make_optimizer", [sgd, adam])
-def test_the_sums_are_constant_under_loss_duplication_and_reordering(name, make_optimizer):
+def test_the_sums_are_constant_under_loss_duplication_and_reordering(name):
     """Sum of x = starts + all optimizers' steps, sum of w = members, after each step of each member."""
-    case = Shares(topology=name, make_optimizer=make_optimizer, faults=HARD, updates=14)
     heard = 0
     for seed in range(5):
+        case = Shares(topology=name, make_optimizer=(sgd, adam)[seed % 2], faults=HARD, updates=14)
         _, ledger, found = case.run(seed)
         assert ledger.checks >= case.size * (case.updates - 4)
         assert ledger.largest_error < 1e-12
@@ -55,7 +54,7 @@ def test_without_the_mended_mail_the_ledger_finds_what_is_lost():
 @pytest.mark.parametrize("name", topologies())
 def test_a_crash_removes_exactly_what_the_dead_one_had_and_all_are_notified(name):
     case = Shares(topology=name, updates=12)
-    crashed = 0
+    crashed = notified = 0
     for call in (20, 33, 47, 61, 80):
         fabric, ledger, found = case.run(call, crashes={1: call})
         if not isinstance(found[1], Crashed):
@@ -69,8 +68,11 @@ def test_a_crash_removes_exactly_what_the_dead_one_had_and_all_are_notified(name
         told = {who for who, kind, whom in ledger.told if (kind, whom) == ("died", 1)}
         after = itertools.dropwhile(lambda e: e.kind != "crash", fabric.log)
         shown = [e.rank for e in after if e.kind == "publish"]
-        assert {rank for rank in (0, 2, 3) if shown.count(rank) > 1} <= told <= {0, 2, 3}
+        went_on = {rank for rank in (0, 2, 3) if shown.count(rank) > 1}
+        assert went_on <= told <= {0, 2, 3}
+        notified += len(went_on)
     assert crashed >= 3
+    assert notified >= 3
 
 
 # -- the true mean ----------------------------------------------------------------------------------
@@ -79,10 +81,9 @@ def test_a_crash_removes_exactly_what_the_dead_one_had_and_all_are_notified(name
 @pytest.mark.parametrize("name", topologies())
 def test_without_gradients_all_come_to_the_true_mean(name):
     case = Shares(topology=name, still=True, updates=90, haste=2e-4)
-    for seed in range(2):
-        _, _, found = case.run(seed)
-        for _, z in found:
-            np.testing.assert_allclose(z, case.starts(seed).mean(axis=0), rtol=0, atol=1e-3)
+    _, _, found = case.run(0)
+    for _, z in found:
+        np.testing.assert_allclose(z, case.starts(0).mean(axis=0), rtol=0, atol=1e-3)
 
 
 def pushing(strategy, seed, updates, own_fabric):
@@ -134,7 +135,7 @@ def test_weights_stay_away_from_zero_and_a_straggler_does_not_drain_the_others()
 # -- checkpoints ------------------------------------------------------------------------------------
 
 
-def saving(case, seed, ledger, kept, own_fabric, *, until=None, asked=((1, 4), (2, 9))):
+def saving(case, seed, ledger, kept, own_fabric, *, asked=((1, 4), (2, 9))):
     """Learn, and save checkpoint k where its own step comes; all at other times, none stops for it."""
     start = case.starts(seed)[own_fabric.rank]
     replicator, replica = weighed(PushSum(topology=case.topology), own_fabric, ledger, start, sgd)
@@ -145,17 +146,14 @@ def saving(case, seed, ledger, kept, own_fabric, *, until=None, asked=((1, 4), (
         replica.follow(case.gradient(own_fabric.rank, step, replica))
         if step in due:
             settled = replicator.drain(due[step], 5.0)
-            put_in = sum((s for s in [ledger.put_in]), np.zeros(DIMENSION + 1))
-            kept.append((due[step], own_fabric.rank, settled, replicator.state(), put_in))
-        if until is not None and step >= until:
-            return
+            kept.append((due[step], own_fabric.rank, settled, replicator.state()))
     replicator.drain(1 << 40, 5.0)
 
 
 def saved_sum(kept, number):
     """Over the replicas' files of checkpoint ``number``: the sums [d + 1]."""
     rows = []
-    for at, _, settled, state, _ in kept:
+    for at, _, settled, state in kept:
         if at == number:
             assert settled
             own = state["x"]["strategy"]
@@ -241,7 +239,7 @@ def test_resumed_from_a_checkpoint_the_sums_go_on():
     ledger, kept = Ledger(case.size), []
     role = functools.partial(saving, case, 3, ledger, kept, asked=((1, 5),))
     SimulatedFabric(case.size, seed=3, latency=(0.0, 3e-4), mail_faults=HARD).run([role] * case.size)
-    states = {rank: state for _, rank, _, state, _ in kept}
+    states = {rank: state for _, rank, _, state in kept}
 
     def go_on(own_fabric):
         replicator = Replicator(PushSum(), own_fabric)
