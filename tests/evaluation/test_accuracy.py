@@ -114,19 +114,8 @@ def test_images_that_are_not_of_the_run_are_read_to_be_predicted(
     assert "use predict in Python (docs/images.md)" in said
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            ("--world.vocabulary", "x"),
-            "--world.vocabulary cannot be given for the world folder: --world.path, ",
-        ),
-        (("--world.skip-bad", "maybe"), "'maybe' is neither true nor false"),
-        (("--world.size", "8"), "eval has no option --world.size"),
-    ],
-)
 def test_what_else_is_given_about_the_world_is_refused(
-    options: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("cv2")
     write_folder(tmp_path / "images", train=6, test=3)
@@ -134,7 +123,16 @@ def test_what_else_is_given_about_the_world_is_refused(
     assert summary is not None
     assert (summary["test_images"], summary["test_images_skipped"]) == (3, 0)
     capsys.readouterr()
-    assert words in refused(capsys, "eval", tmp_path / "run", *options)
+    for words, *options in (
+        (
+            "--world.vocabulary cannot be given for the world folder: --world.path, ",
+            "--world.vocabulary",
+            "x",
+        ),
+        ("'maybe' is neither true nor false", "--world.skip-bad", "maybe"),
+        ("eval has no option --world.size", "--world.size", "8"),
+    ):
+        assert words in refused(capsys, "eval", tmp_path / "run", *options)
     for world in ({"size": 8}, {"pth": "x"}):
         with pytest.raises(murmurate.Refusal, match=r"world.path, world.skip_bad may be given"):
             murmurate.load(tmp_path / "run", world=world)
