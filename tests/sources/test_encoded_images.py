@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -142,36 +141,30 @@ def test_a_process_that_is_stopped_is_replaced(path, monkeypatch):
     it.close()
 
 
-SCRIPT = """
-import json, sys
-sys.path.insert(0, sys.argv[4])
-from sources.test_encoded_images import source, numbers, taken
-it = source(sys.argv[1], int(sys.argv[2]), rank=int(sys.argv[5]), replicas=2)
-state = json.loads(sys.argv[3])
-if state:
-    it.load(state)
-for _ in range(1000):
-    found = numbers(taken(it, 1))
-    print(json.dumps([found, it.state(), it._processes.pids]), flush=True)
-"""
-
-
-def learner(path, workers, state, rank):
-    """A replica's process, and its decoders, which prints what it sees and the state after it."""
-    arguments = [path, str(workers), json.dumps(state), str(Path(__file__).parents[1]), str(rank)]
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], stdout=subprocess.PIPE)
+def learn(path, rank, seen):
+    """As a replica's process, with its decoders: sends what it sees, and the state after it."""
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    it = source(path, 2, rank=rank, replicas=2)
+    while True:
+        found = numbers(taken(it, 1))
+        seen.send(json.dumps([found, it.state(), it.pids]))
 
 
 def test_replicas_killed_in_the_middle_of_a_pass_and_resumed_see_every_image_once(path):
     seen, pids = [], []
     for rank in range(2):
-        process = learner(path, 2, None, rank)
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(
+            target=learn, args=(path, rank, theirs), daemon=True
+        )
+        process.start()
+        theirs.close()
         for _ in range(1 + rank):  # killed after one batch, and after two
-            found, state, decoders = json.loads(process.stdout.readline())
+            found, state, decoders = json.loads(ours.recv())
             seen += found
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.join()
+        ours.close()
         pids += decoders
         it = source(path, 1, rank=rank, replicas=2)
         it.load(state)
