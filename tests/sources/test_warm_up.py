@@ -19,15 +19,17 @@ from short_runs import altered
 def test_the_policy_acts_after_so_many_env_steps() -> None:
     run = altered(recipe("cartpole-dqn"), simulators=2, random_env_steps=40)
     replay = dataclasses.replace(run.source.replay, learning_starts=60)
-    run = altered(run, replay=replay)
+    # of one step, so that the replay has the transitions in the order of the env steps
+    run = altered(run, replay=replay, learner=dataclasses.replace(run.learner, n_step=1))
     learner = build_learner(run, 0, Replica)
     learner.act = lambda seen, *_, **__: Action(torch.ones(len(seen), dtype=torch.int64), None)
     source: Any = open_only_source(run, learner)
     next(source)
     rows = source.replay.rows
     actions = rows.column("action")[: len(source.replay)]
-    random, own = actions[:20], actions[-10:]
-    assert 0 < int(random.sum()) < len(random), "both actions are drawn"
+    random, own = actions[20:40], actions[40:]
+    assert 0 < int(random.sum()) < len(random), "both actions are drawn, to the last of these steps"
+    assert len(own) >= 20
     assert bool((own == 1).all())
     source.close()
 
