@@ -48,6 +48,8 @@ def weigh(uniform: bool, beta: float, least: float, door: Fabric) -> tuple[Tenso
 def test_chances_times_weights_are_those_of_one_replay(uniform: bool, beta: float) -> None:
     """From one replay an item would weigh p_i * p_i ** -beta, but for a constant."""
     result = run_members(3, [functools.partial(weigh, uniform, beta, 1.0)] * 3)
+    greatest = max(float((weighed / (priority / priority.sum())).max()) for priority, weighed in result)
+    assert greatest == pytest.approx(1.0, rel=1e-5)
     priority, weighed = (torch.cat(parts) for parts in zip(*result, strict=True))
     constant = weighed / priority ** (1 - beta)
     torch.testing.assert_close(constant, constant[0].expand_as(constant), rtol=1e-4, atol=0)
