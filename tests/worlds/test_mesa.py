@@ -35,6 +35,7 @@ def test_an_environment_that_draws_trains_in_the_process_that_learns(tmp_path: P
     """There torch's compiler, which imports Triton, may come after the first picture."""
     (tmp_path / "drawn.py").write_text(_DRAWN)
     short = "--launcher inline --simulators 1 --updates 1 --env-steps none --agent.steps 2 --eval-episodes 1"
+    short += " --eval-max-env-steps 3"
     words = ["train", "env:drawn.py:make-a2c", *short.split(), "--out", "run"]
     code = f"from murmurate.cli.main import main\nassert main({words}) == 0\nimport torch._dynamo"
     done = subprocess.run(
@@ -44,7 +45,8 @@ def test_an_environment_that_draws_trains_in_the_process_that_learns(tmp_path: P
         capture_output=True,
         text=True,
     )
-    if "cannot draw" in done.stderr or "EGL" in done.stderr:
+    # LLVM ends the process by a signal
+    if done.returncode > 0 and ("cannot draw" in done.stderr or "EGL" in done.stderr):
         pytest.skip("nothing draws here")
     assert done.returncode == 0, done.stderr[-500:]
     assert (tmp_path / "run" / "summary.json").is_file()
