@@ -249,16 +249,16 @@ def draw(steps: int, size: int) -> Tensor:
 
 
 def test_it_goes_on_from_its_state(request: pytest.FixtureRequest) -> None:
-    settings = {"level": 0, "size": 2, "advance_every": 40, "seconds": 5.0}
+    settings = {"level": 0, "size": 2, "advance_every": 20, "seconds": 2.5}
     one, other = opened(request, **settings), opened(request, **settings)
-    actions = draw(120, 2)
-    for action in actions[:47]:
+    actions = draw(50, 2)
+    for action in actions[:27]:
         play(one, *action.tolist())
     saved = one.state()
     other.reset(9)
     assert torch.equal(other.load(saved).observation, saved["observation"])
     ends = 0
-    for action in actions[47:]:
+    for action in actions[27:]:
         a, b = play(one, *action.tolist()), play(other, *action.tolist())
         assert torch.equal(a.observation, b.observation)
         assert torch.equal(a.reward, b.reward)
