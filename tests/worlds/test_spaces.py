@@ -78,7 +78,8 @@ def test_observations_are_those_of_the_environment_flattened(kind: str) -> None:
     alone = [Echo(copy.deepcopy(space), spaces.Discrete(2)) for _ in range(2)]
     step = simulators.reset(4)
     expected = [env.reset(seed=simulator_seed(4, 3 + b))[0] for b, env in enumerate(alone)]
-    for _ in range(16):
+    ends = []
+    for t in range(1, 17):
         rows = [np.asarray(flatten(space, one), np.float32) for one in expected]
         assert np.array_equal(step.observation.numpy(), np.stack(rows))
         simulators.send(torch.tensor([0, 1]))
@@ -89,6 +90,8 @@ def test_observations_are_those_of_the_environment_flattened(kind: str) -> None:
             finals = [np.asarray(flatten(space, one), np.float32) for one in expected]
             assert np.array_equal(step.final_observation.numpy(), np.stack(finals))
             expected = [env.reset()[0] for env in alone]
+            ends.append(t)
+    assert ends == [7, 14]
 
 
 def test_an_image_alone_stays_an_image() -> None:
