@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ def test_halves_equal_the_whole_with_any_number_of_threads(opened: Callable[...,
 def test_pictures_are_of_game_0(opened: Callable[..., Any]) -> None:
     games = opened(screen=SCREEN)
     games.reset(0)
-    play(games, 0, 0)
+    play(games, 0, 1)  # game 1 has begun its next episode, and shows another number
     assert np.array_equal(games.picture(), np.full(SCREEN, 1))
     with pytest.raises(ValueError, match="picture=True"):
         opened().picture()
@@ -349,13 +349,13 @@ def test_a_late_answer_about_states_is_not_taken_for_that_of_the_next_step(
     simulators = vectors("works", tmp_path)
     simulators.reset(5)
     server = simulators._process.pid
-    monkeypatch.setattr(served, "_SERVER_SECONDS", 0.2)
-    os.kill(server, signal.SIGSTOP)
-    later = threading.Timer(0.5, os.kill, (server, signal.SIGCONT))
-    later.start()
-    assert simulators.state() is None
-    later.join()
-    monkeypatch.setattr(served, "_SERVER_SECONDS", 90.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(served, "_SERVER_SECONDS", 0.2)
+        patch.setattr(served, "_CLOSE_SECONDS", 0.0)
+        os.kill(server, signal.SIGSTOP)
+        assert simulators.state() is None
+    with contextlib.suppress(ProcessLookupError):  # else it answers now
+        os.kill(server, signal.SIGCONT)
     step = push(simulators, 0.5, 0.5)
     assert step.truncated.all()
     assert "gave no answer and is started again" in step.restarts[0]
