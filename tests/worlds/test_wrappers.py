@@ -274,16 +274,20 @@ def test_the_generators_of_spaces_are_seeded_and_saved(
     ident = register(entry_point, max_episode_steps=23)
     assert_resumes(ident, None, before=37, after=100)
 
-    def seen(seed: int) -> Any:
-        simulators = GymWorld(ident).open(2, training=True)
-        simulators.reset(seed)
+    def pushes(seed: int) -> torch.Tensor:
+        """[5, 8]: whether each cart was pushed to the right, as its speed tells."""
+        simulators = GymWorld(ident).open(8, training=True)
+        before, found = simulators.reset(seed).observation, []
         for _ in range(5):
-            simulators.send(torch.zeros(2, dtype=torch.int64))
-            observation = simulators.receive().observation
-        return observation
+            simulators.send(torch.zeros(8, dtype=torch.int64))
+            after = simulators.receive().observation
+            found.append(after[:, 1] > before[:, 1])
+            before = after
+        return torch.stack(found)
 
-    assert torch.equal(seen(3), seen(3))
-    assert not torch.equal(seen(3), seen(4))
+    assert torch.equal(pushes(3), pushes(3))
+    assert not torch.equal(pushes(3), pushes(4))
+    assert not (pushes(3) == pushes(3)[:, :1]).all(), "each simulator draws its own"
 
 
 def test_a_space_that_has_a_generator_keeps_it(register: Callable[..., str]) -> None:
