@@ -344,7 +344,7 @@ def test_a_file_that_has_moved_is_named_to_evaluate_report_and_resume(
     moved = ["--env", "other/own_envs.py:make_env", "--launcher", "local"]
     assert main(["resume", "run", *moved, "--env-steps", "600"]) == 0
     assert f"env:{place / 'other' / 'own_envs.py'}:make_env-a2c" == stored(Path("run")).recipe
-    assert main(["resume", "run", "--env-steps", "900"]) == 0
+    assert main(["resume", "run", "--launcher", "inline", "--env-steps", "900"]) == 0
     assert json.loads(Path("run/summary.json").read_text())["env_steps"] >= 900
 
 
