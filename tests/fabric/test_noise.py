@@ -110,7 +110,7 @@ def test_every_bit_of_the_messages_counts(message: int, place: int) -> None:
 
 @pytest.mark.parametrize("small", [bytes(32), b"\1" + bytes(31)])
 def test_an_ephemeral_key_of_small_order_is_refused(small: bytes) -> None:
-    with pytest.raises(ValueError, match=r".*"):
+    with pytest.raises(ValueError, match="shared key"):
         side(False, "aes-256-gcm").read(small + bytes(16))
 
 

@@ -15,7 +15,6 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import store_run_state
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.network.store_run_state import StoreRunState
-from murmurate.fabric.processes.run_state import RunState
 from waiting import until
 
 
@@ -115,11 +114,6 @@ def test_a_lost_store_is_reported_and_no_member_hangs() -> None:
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
-
-
-def test_it_is_a_run_state_like_any_other(pair: tuple[StoreRunState, StoreRunState]) -> None:
-    assert isinstance(pair[0], RunState)
-    assert pair[0].cells_needed(3) == RunState.cells_needed(3)
 
 
 # -- a stranger who reaches the store ---------------------------------------------------------------------
