@@ -58,44 +58,43 @@ def test_the_tightest_of_the_control_groups_counts(
 
 
 _RUN = """
-import resource, sys
+import os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30,) * 2)
 from murmurate.cli.main import main
 *sizes, folder = sys.argv[1:]
 short = ["--updates", "1", "--eval-episodes", "1", "--launcher", "inline", "--out", folder]
-codes = [main(["train", "cartpole-gala", "--agent.hidden", hidden, *short]) for hidden in sizes]
-# of this program alone: ru_maxrss begins with what the process that started it had
-print("peak", next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-print("codes", *codes)
+def tried(hidden):
+    code = main(["train", "cartpole-gala", "--agent.hidden", hidden, *short])
+    # of this program alone: ru_maxrss begins with what the process that started it had
+    peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return code, peak, int(os.path.exists(folder))
+for outcome in [tried(hidden) for hidden in sizes]:
+    print(*outcome)
 """
 
 
-def _run(folder: Path, *sizes: str) -> tuple[list[int], int, str]:
-    """(exit codes, peak memory in KiB, stderr) of one process that tries networks of ``sizes`` in turn."""
+def _run(folder: Path, *sizes: str) -> tuple[list[tuple[int, ...]], str]:
+    """(exit code, peak memory in KiB so far, whether the folder is there) of one process that tries networks
+    of ``sizes`` in turn; and its stderr."""
     command = [sys.executable, "-c", _RUN, *sizes, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    *_, peak, codes = done.stdout.splitlines()
-    return [int(code) for code in codes.split()[1:]], int(peak.split()[1]), done.stderr
+    lines = done.stdout.splitlines()[-len(sizes) :]
+    return [tuple(map(int, line.split())) for line in lines], done.stderr
 
 
 @pytest.mark.parametrize(
     "sizes", [("9_000", "1e9"), pytest.param(("100_000", "9007199254740992"), marks=pytest.mark.slow)]
 )
-def test_a_network_that_cannot_fit_is_refused_before_any_of_it_is_made(
+def test_a_network_that_cannot_fit_is_refused_before_any_of_it_is_made_and_an_ordinary_one_fits(
     sizes: tuple[str, ...], tmp_path: Path
 ) -> None:
-    codes, peak_kib, errors = _run(tmp_path / "run", *sizes)
-    assert codes == [2] * len(sizes), errors
+    tried, errors = _run(tmp_path / "run", *sizes, "64")
+    assert [(code, exists) for code, _, exists in tried] == [(2, 0)] * len(sizes) + [(0, 1)], errors
     assert "Traceback" not in errors
     assert errors.count("smaller network") == len(sizes)
-    assert peak_kib < 2**20, "no more than the libraries take"
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_ordinary_network_fits(tmp_path: Path) -> None:
-    codes, _, errors = _run(tmp_path / "run", "64")
-    assert codes == [0], errors
+    peaks_kib = [peak for _, peak, _ in tried]
+    assert peaks_kib[len(sizes) - 1] < 2**20, "no more than the libraries take"
 
 
 def test_more_members_than_a_register_can_number_are_refused() -> None:

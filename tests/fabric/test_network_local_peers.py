@@ -206,8 +206,8 @@ def test_waiting_leaves_the_processor_to_others(monkeypatch):
 
         monkeypatch.setattr(endpoint, "wait", counted)
         monkeypatch.setattr(endpoint.changed, "wait", paused)
-        assert here.wait("never", 1.0) is None
-        assert not here.wait_newer([1], [0], 1.0)
+        assert here.wait("never", 0.3) is None
+        assert not here.wait_newer([1], [0], 0.3)
     assert 2 < len(polls) < len(pauses) + 10  # a wait begins with a poll
     assert sum(seconds < 4e-4 for seconds in pauses) < 40  # short are the first ones, and the last
 
