@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -86,8 +87,13 @@ def test_a_round_of_gossip_waits_for_a_member_that_is_out_of_reach():
     with cabled(shared_memory=False) as (fabrics, cable):
         (_, first), (_, second) = replicated(SynchronousGossip(deadline_seconds=60.0), fabrics, rate=1.0)
         cable.cut()
-        threading.Timer(2.5, cable.mend).start()
-        exchanges = at_once(lambda: first.follow(STILL), lambda: second.follow(torch.ones(2)))
+
+        def mend():
+            until(lambda: is_noticed(fabrics))
+            time.sleep(0.3)  # both look several times for a message of a member that does not live
+            cable.mend()
+
+        *exchanges, _ = at_once(lambda: first.follow(STILL), lambda: second.follow(torch.ones(2)), mend)
         assert [exchange.heard for exchange in exchanges] == [2, 2]
         torch.testing.assert_close(first.params, second.params)
 

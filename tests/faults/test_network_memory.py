@@ -116,6 +116,7 @@ def test_a_restart_while_a_thread_reads_without_the_lock_changes_no_version(act,
         subscription.__class__ = Restarting
         assert (there.version(0) if act == "version" else there.peek(0)[1]) == 4
         assert there.version(0) == 4
+        assert left < 0, "it has restarted"
 
 
 @pytest.mark.parametrize(
