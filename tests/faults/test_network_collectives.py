@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import threading
-import time
 
 import pytest
 import torch
@@ -233,9 +232,7 @@ def mean_until_killed(delays, count, door):
         if turn == 10 and door.rank in delays:
             threading.Timer(delays[door.rank], os.kill, (os.getpid(), signal.SIGKILL)).start()
         x = draw(door.rank, turn, count)
-        start = time.monotonic()
         present = channel.mean_(x)
-        assert time.monotonic() - start < 60.0, "a round that took longer than the deadline"
         results.append((present, hashlib.sha256(x.numpy()).digest()))
         left -= present == door.size - len(delays)
         if not left:
