@@ -243,8 +243,8 @@ def test_a_resume_counts_each_episode_once(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(short("all-reduce", updates=20), folder)
     episodes = sum(len(r.get("episode_returns") or ()) for r in records(folder))
-    assert 0 < episodes < 90
     # were those of the first part counted twice, a hundred would be reached at once
+    assert 50 <= episodes < 90
     finish = resume(folder, lambda run: dataclasses.replace(run, updates=21, stop_at_return=5.0))
     assert finish.summary["stopped_because"] == ""
 
