@@ -55,9 +55,7 @@ def asked(*arguments: str, **environment: str) -> dict[str, object]:
 
 
 def test_the_command_imports_once_and_its_threads_stay_its_own() -> None:
-    heavy = ["torch", "numpy"]
-    assert asked("--seed", "1") == {"running": True, "threads": None, "heavy": heavy}
-    assert asked(OMP_NUM_THREADS="2") == {"running": True, "threads": "2", "heavy": heavy}
+    assert asked("--seed", "1") == {"running": True, "threads": None, "heavy": ["torch", "numpy"]}
 
 
 def test_a_process_with_threads_is_not_forked() -> None:
@@ -137,8 +135,9 @@ def test_a_daemon_is_refused_and_leaves_no_folder(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_others_live_under_is_not_ended() -> None:
-    assert asked("--seed", "1", used="1")["running"] is True
+def test_a_server_that_others_live_under_is_not_ended_and_a_given_number_of_threads_stays() -> None:
+    found = asked(used="1", OMP_NUM_THREADS="2")
+    assert found == {"running": True, "threads": "2", "heavy": ["torch", "numpy"]}
 
 
 _COLLECTS = """
