@@ -103,7 +103,7 @@ def test_a_closed_terminal_saves_and_stops(tmp_path: Path) -> None:
     assert run.summary()["dead_replicas"] == []
     assert checkpoint.damage(run.folder / "checkpoints" / "last") is None
     assert run.manifest()["env_steps"] == run.summary()["env_steps"] > 0
-    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+    until(lambda: not any(map(psutil.pid_exists, pids.values())), "its roles to be gone")
 
 
 def test_a_scheduler_may_send_sigterm_twice(monkeypatch: pytest.MonkeyPatch) -> None:
