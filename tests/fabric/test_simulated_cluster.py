@@ -267,16 +267,18 @@ def test_lost_messages_hold_a_collective_up_as_often_as_they_are_lost():
 
 
 def test_lost_versions_are_never_seen_and_newer_ones_are():
+    count = 1600
+
     def publish(member):
         fabric = door_to(member)
-        for k in range(400):
+        for k in range(count):
             fabric.publish(fill(k + 1))
             member.compute(1.0)
 
     def look(member):
         fabric, seen = door_to(member), []
         member.compute(0.5)
-        for _ in range(400):
+        for _ in range(count):
             seen.append(fabric.version(0))
             member.compute(1.0)
         return seen
@@ -284,7 +286,7 @@ def test_lost_versions_are_never_seen_and_newer_ones_are():
     seen = cluster(2, Network(loss=0.25), keep_log=False).run([publish, look])[1]
     assert seen == sorted(seen)
     fresh = np.mean([version == k + 1 for k, version in enumerate(seen)])
-    assert fresh == pytest.approx(0.75, abs=4 * math.sqrt(0.25 * 0.75 / 400))
+    assert fresh == pytest.approx(0.75, abs=4 * math.sqrt(0.25 * 0.75 / count))
 
 
 # -- coming back ----------------------------------------------------------------------------------
