@@ -118,7 +118,7 @@ def test_other_files_are_read_as_the_test_part_is(tmp_path):
 def test_folders_that_cannot_be_used_are_refused(tmp_path):
     with pytest.raises(Refusal, match="say where"):
         FolderWorld().divided()
-    with pytest.raises(Refusal, match="nowhere"):
+    with pytest.raises(Refusal, match="nowhere cannot be read: No such file"):
         folder_world(tmp_path / "nowhere").divided()
     with pytest.raises(Refusal, match="no folder of a class"):
         folder_world(tmp_path).divided()
@@ -316,7 +316,7 @@ SAMPLES = {
     "a label of another kind": (
         [("k.jpg", b"1"), ("k.json", b'{"cls": true}')],
         "sample without a label",
-        "",
+        "with no integer from 0",
     ),
     "json of no object": ([("k.jpg", b"1"), ("k.json", b"[1]")], "sample without a label", "no integer"),
     "json with other keys": (
