@@ -343,4 +343,4 @@ def test_a_byte_order_mark_is_passed_over(tmp_path, name, text):
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     for path in (tmp_path / name, tmp_path / f"{name}.gz"):
         options = {"one_based": False} if name == "x.svm" else {}
-        assert read(path, **options).as_scipy().toarray().tolist() == [[2, 0, 0], [0, 0, 1]]
+        assert dense(read(path, **options)).tolist() == [[2, 0, 0], [0, 0, 1]]
