@@ -95,11 +95,12 @@ def test_a_row_of_the_learning_bench() -> None:
         }
         for value in (7000.0, 8000.0)
     ]
-    row = control_learning._row(plan, "halfcheetah", "td3", summaries, [7000.0, 8000.0])
+    row = control_learning._row(plan, "halfcheetah", "td3", summaries, [9000.0, 11000.0])
     assert row["mean"] == 7500.0
     assert row["published"] == {"mean": 7697.0, "deviation": 727.0}
     assert row["reached"] is True
-    assert row["welch_p"] == pytest.approx(1.0)
+    # t is the root of 5, with 1.47 degrees of freedom: 0.155 with 2, as Student's test has it, 0.268 with 1
+    assert 0.165 < row["welch_p"] < 0.25
     assert control_learning._row(plan, "hopper", "td3", summaries, [])["welch_p"] is None
 
 

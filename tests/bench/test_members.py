@@ -92,8 +92,9 @@ def test_each_strategy_can_be_weighed(name: str) -> None:
         assert {k: len(v) for k, v in answer["times"].items()} == {"copy": 12, "update": 12, "step": 12}
     figures = strategy_cost.figures(answers)
     heard = figures["share_of_steps_that_heard_others"]
-    # 22 steps, the first 10 of them uncounted: local SGD's means after 20 fall into the counted ones
-    assert heard == {"all-reduce": 1.0, "local-sgd": 1 / 12, "hogwild": 1.0}.get(name, heard)
+    if name != "gala":  # whose members hear of one another as chance has it
+        # 22 steps, the first 10 of them uncounted: local SGD's means after 20 fall into the counted ones
+        assert heard == {"all-reduce": 1.0, "local-sgd": 1 / 12, "hogwild": 1.0}[name]
 
 
 def test_every_bench_is_listed_with_a_sentence() -> None:

@@ -134,9 +134,9 @@ def test_the_bench_tells_all_and_keeps_what_it_has(plan):
         assert rule["serial"]["reached"] is not None
         for case in rule["cases"]:
             assert (case["tsp_serial"] is None) == (case["documents"] is None)
-    for pushes in result["sparse"]["perplexity"]:
-        assert len(pushes["dense"]) == plan.sparse_looks
-        assert pushes["most_apart"] < 1e-5 < pushes["present_most_apart"]
+    (pushes,) = result["sparse"]["perplexity"]  # of one rate and one B
+    assert len(pushes["dense"]) == plan.sparse_looks
+    assert pushes["most_apart"] < 1e-5 < pushes["present_most_apart"]
     one, three = (result["sparse"]["push_bytes"]["600"][B] for B in ("1", "3"))
     assert one["sparse_bytes"] < three["sparse_bytes"] < three["dense_bytes"]
     told = []
