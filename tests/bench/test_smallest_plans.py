@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from murmurate.bench import (
+    _cache,
     benches,
     cartpole_learning,
     every_strategy,
@@ -19,8 +20,8 @@ from murmurate.bench import (
     transport,
     value_learning,
 )
-from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, progress_log
+from murmurate.cli.main import main
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fpga.learner import EmulatedLearner
@@ -92,7 +93,13 @@ def test_fpga_learner_trains_and_evaluates(monkeypatch: pytest.MonkeyPatch) -> N
     assert result["modelled"]["clock_provenance"] == "assumed"  # the design was not placed
 
 
+def trained_here(words: Sequence[str]) -> None:
+    """In place of ``run_murmurate``, whose process would import torch anew and start one for each member."""
+    assert main([*words, "--launcher", "inline"]) == 0
+
+
 def test_cartpole_learning_counts_who_reached_the_goal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cache, "run_murmurate", trained_here)
     monkeypatch.setattr(cartpole_learning, "strategies", only("solo"))
     plan = cartpole_learning.CartPoleLearningPlan(env_steps=400)
     result = cartpole_learning.measure(plan, SILENT)
@@ -119,12 +126,13 @@ def test_value_learning_repeats_each_agent_by_its_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shorter(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
-        return cached_run(folder, recipe, (*options, "--env-steps", "1500"), log)
+        return _cache.cached_run(folder, recipe, (*options, "--env-steps", "1100"), log)
 
+    monkeypatch.setattr(_cache, "run_murmurate", trained_here)
     monkeypatch.setattr(value_learning, "cached_run", shorter)
     plan = value_learning.ValueLearningPlan((("dqn", 1),), depths=(), where=str(tmp_path))
     result = value_learning.measure(plan, SILENT)
-    assert result["recipes"]["cartpole-dqn"]["env_steps"]["median"] >= 1500
+    assert result["recipes"]["cartpole-dqn"]["env_steps"]["median"] >= 1100
     assert result["recipes"]["cartpole-dqn"]["seeds"] == 1
     assert result["all_reached"] is False
 
