@@ -29,12 +29,12 @@ def test_samples_are_those_of_prefix_sums(shape: TreeShape) -> None:
     manager = SimulatedManager(shape, row_bits=8)
     priorities, rows = [0] * shape.leaves, [0] * shape.leaves
     for _ in range(2):
-        updates = hazards(shape, 200, generator)
+        updates = hazards(shape, 100, generator)
         manager.run(updates, ())
         for index, priority, row in updates:
             priorities[index], rows[index] = priority, row
         assert manager.total == sum(priorities)
-        uniforms = [0, (1 << UNIFORM_BITS) - 1, *(generator.randrange(1 << UNIFORM_BITS) for _ in range(100))]
+        uniforms = [0, (1 << UNIFORM_BITS) - 1, *(generator.randrange(1 << UNIFORM_BITS) for _ in range(50))]
         expected = [(i, True, rows[i]) for i in (find(priorities, u) for u in uniforms)]
         assert manager.sample(uniforms) == expected
 
@@ -42,17 +42,17 @@ def test_samples_are_those_of_prefix_sums(shape: TreeShape) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_cycles_are_those_of_the_model(shape: TreeShape) -> None:
     manager = SimulatedManager(shape)
-    manager.update(range(shape.leaves), [1] * shape.leaves)
-    assert manager.total == shape.leaves
+    manager.update(range(16), [1] * 16)
+    assert manager.total == 16
     for count in (1, 50):
         before = manager.cycles
         manager.sample(list(range(count)))
         assert manager.cycles - before == count + shape.sample_latency
     manager._updates.append((0, 5, 0))
     manager._run(shape.update_latency)
-    assert manager.total == shape.leaves
+    assert manager.total == 16
     manager._run(1)
-    assert manager.total == shape.leaves + 4
+    assert manager.total == 20
 
 
 def test_a_tree_of_zeros_has_nothing_to_draw() -> None:
@@ -85,8 +85,8 @@ def test_memories_that_lie_far_apart_have_a_register_more(monkeypatch: pytest.Mo
     monkeypatch.setattr("murmurate.fpga.shape.FAR_WORDS", 16)
     shape = TreeShape(64, 4, 16)
     assert shape.sample_latency == near + 1
-    found = verify(shape, 500)
-    assert (found.mismatches, found.cycles_over_model) == (0, pytest.approx(1, abs=0.01))
+    found = verify(shape, 150)
+    assert (found.mismatches, found.cycles_over_model) == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -104,7 +104,6 @@ def test_400_000_operations_with_hazards_have_no_mismatch() -> None:
 
 def test_a_verification_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     right = verify(TreeShape(64, 4, 16), 300)
-    assert right.mismatches == 0
-    assert right.cycles_over_model == pytest.approx(1, abs=0.01)
+    assert (right.mismatches, right.cycles_over_model) == (0, 1)
     monkeypatch.setattr(SimulatedManager, "sample", lambda self, u: [(0, True, 0)] * len(u))
     assert verify(TreeShape(64, 4, 16), 300).mismatches > 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
 
 from murmurate.cli.main import main
 from murmurate.replay._fpga_tree import FpgaTree
-from murmurate.replay.sum_tree import sum_tree
+from murmurate.replay.sum_tree import Draw, sum_tree
 
 
 def test_it_draws_what_the_tree_on_the_host_draws() -> None:
@@ -53,12 +54,19 @@ SHORT_RUN = [
 ]
 
 
-def test_an_agent_trains_through_it(tmp_path: Path) -> None:
-    assert (
-        main([*SHORT_RUN, "--env-steps", "160", "--eval-episodes", "1", "--out", str(tmp_path / "run")]) == 0
-    )
+def test_an_agent_trains_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    sample = FpgaTree.sample
+
+    def counted(self: FpgaTree, count: int, *given: Any, **named: Any) -> Draw:
+        drawn.append(count)
+        return sample(self, count, *given, **named)
+
+    monkeypatch.setattr(FpgaTree, "sample", counted)
+    short = ("--env-steps", "96", "--eval-episodes", "1", "--out", str(tmp_path / "run"))
+    assert main([*SHORT_RUN, *short]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["updates"] > 20
+    assert sum(drawn) >= 16 * summary["updates"] > 16 * 4
 
 
 @pytest.mark.slow
