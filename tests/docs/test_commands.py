@@ -88,6 +88,10 @@ def test_a_command_is_one(command: Shown) -> None:
             pytest.skip(str(missing))
 
 
+def test_commands_are_found() -> None:
+    assert len(ALL) > 150  # of an empty list nothing would be tested
+
+
 def verbs() -> list[str]:
     (verb,) = (action for action in cli._parser()._actions if action.dest == "verb")
     return list(verb.choices or ())
