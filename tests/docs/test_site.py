@@ -157,6 +157,8 @@ def test_every_strategy_and_agent_has_a_page(site: Path) -> None:
         if kind.__module__.startswith("murmurate.agents.")
     }
     own = {name for name, kind in strategies().items() if kind.__module__.startswith("murmurate.")}
+    assert "gala" in own
+    assert "a2c" in agents
     assert own | agents <= named
 
 
