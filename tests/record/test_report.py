@@ -541,8 +541,9 @@ RUNS = Path(__file__).parents[2] / "benchmarks" / "runs"
 def test_every_setting_of_a_run_is_on_its_page(tmp_path: Path) -> None:
     words = words_of(report([RUNS / "pong-gala"], tmp_path / "page.html").read_text(encoding="utf-8"))
     run = json.loads((RUNS / "pong-gala" / "run.json").read_text())
-    for name in ("learning_rate", "discount"):
-        assert name.replace("_", " ") in words
+    for part in (run, *(run[name] for name in ("world", "agent", "strategy", "placement"))):
+        for name, value in part.items():
+            assert name == "command" or value is None or name.replace("_", " ") in words, name
     assert f"staleness bound {run['strategy']['staleness_bound']}" in words
     assert "env steps made" in words
 

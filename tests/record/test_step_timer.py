@@ -129,7 +129,8 @@ def test_a_burst_leaves_nothing_behind_and_learning_is_the_same() -> None:
         turn(timed, other, other_clock)
     timed.fields(last=True)
     assert torch.equal(replica.params, other.params)
-    assert set(vars(other)) <= before
+    # the update of ``scripted`` went with what the burst had put in its place
+    assert set(vars(other)) <= before - {"update"}
 
 
 def test_a_burst_ends_by_time_turns_or_number_of_spans() -> None:

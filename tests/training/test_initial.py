@@ -125,8 +125,9 @@ def test_a_resume_does_not_read_it_again(source: Path, tmp_path: Path) -> None:
     run = short("cartpole-a2c", "--initial", str(copied), "--agent.normalize-observations", "true")
     train(run, tmp_path / "run")
     shutil.rmtree(copied)
-    resume(tmp_path / "run", lambda run: dataclasses.replace(run, updates=4))
-    assert read_manifest(tmp_path / "run" / "checkpoints" / "last")["env_steps"] > 0
+    finish = resume(tmp_path / "run", lambda run: dataclasses.replace(run, updates=4))
+    assert finish.summary is not None
+    assert (finish.code, finish.summary["updates"]) == (0, 4)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_made(
