@@ -70,9 +70,14 @@ def test_evaluations_take_a_number_of_documents(folder, capsys):
 def test_documents_of_a_few_words_have_no_perplexity(folder, tmp_path, capsys):
     short = tmp_path / "docword.short.txt"
     short.write_text("1\n100\n2\n1 1 1\n1 2 1\n")
+    perplexity = []
     for seed in range(8):  # of two words, with some seeds none is held out
-        assert run("topics", "evaluate", folder, short, "--seed", seed) == 0
-    assert "Traceback" not in capsys.readouterr().err
+        assert run("topics", "evaluate", folder, short, "--seed", seed, "--json") == 0
+        perplexity.append(json.loads(capsys.readouterr().out.splitlines()[-1])["perplexity"])
+    assert any(perplexity)
+    assert run("topics", "evaluate", folder, short, "--seed", perplexity.index(None)) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[1] for words in said if words and words[0].startswith("perplexity")] == ["-", "-"]
 
 
 def test_two_numbers_of_documents_are_refused(path, tmp_path, capsys):
@@ -206,9 +211,6 @@ def test_a_run_whose_learner_estimates_nothing_has_no_topics(folder, capsys, mon
 
 def test_a_run_is_evaluated_by_the_common_command_too(folder, capsys):
     capsys.readouterr()
-    assert run("eval", folder, "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["perplexity"] == json.loads((folder / "summary.json").read_text())["perplexity"]
     assert run("eval", folder) == 0
     assert capsys.readouterr().out.startswith("Perplexity of ")
 
@@ -338,7 +340,9 @@ def test_a_killed_run_is_resumed(path, tmp_path):
         process.wait()
     saved = json.loads((folder / "checkpoints" / "last" / "state.json").read_text())["env_steps"]
     assert run("resume", folder, "--env-steps", saved + 5000, "--launcher", "inline") == 0
-    assert summary(folder)["env_steps"] >= saved > 0
+    (resumed,) = [record for record in records(folder) if record.get("event") == "resumed"]
+    assert resumed["message"].startswith(f"resumed at {saved:,} ")
+    assert summary(folder)["env_steps"] >= saved + 5000
     assert summary(folder)["perplexity"] < 50
 
 
@@ -352,18 +356,24 @@ def test_a_simulated_cluster_finds_topics_too(path, tmp_path):
 
 
 @pytest.fixture
-def reviews(tmp_path, monkeypatch):
-    """A CSV of texts about two subjects, and the folder of a run on it."""
+def texts(tmp_path, monkeypatch):
+    """The present folder, with a CSV of texts about two subjects."""
     monkeypatch.chdir(tmp_path)
     lines = ["id,stars,text"]
     for i in range(40):
         subject = "kettle boils water quickly" if i % 2 else "novel tells <b>moving</b> story"
         lines.append(f"r{i:02},5,{subject} number {chr(97 + i % 7)}{chr(97 + i % 5)}{chr(97 + i % 3)}")
     Path("reviews.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def reviews(texts):
+    """The folder of a run on that file."""
     few = ("--topics", 2, "--alpha", 0.1, "--prior", 0.1, "--batch", 8, "--passes", 40, "--out", "run")
     named = ("--column", "text", "--name-column", "id")
     assert run("topics", "fit", "reviews.csv", *named, *few, "--launcher", "inline", "--seed", 2) == 0
-    return tmp_path / "run"
+    return texts / "run"
 
 
 def test_a_csv_column_to_topics_of_named_documents(reviews, capsys):
@@ -428,6 +438,7 @@ def test_figures_are_explained(reviews, capsys):
     assert "so with few of them it has many digits" in said
 
 
+@pytest.mark.usefixtures("texts")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -440,7 +451,7 @@ def test_figures_are_explained(reviews, capsys):
         (("--passes", 0), "--passes"),
     ],
 )
-def test_errors_name_options_as_they_were_typed(reviews, capsys, options, words):
+def test_errors_name_options_as_they_were_typed(capsys, options, words):
     said = refused(capsys, "topics", "fit", "reviews.csv", "--column", "text", *options, "--out", "other")
     assert words in said
     assert "agent." not in said
