@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import resource
@@ -9,6 +11,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -39,9 +42,16 @@ def _look(name: str) -> dict[str, str]:
     return check
 
 
-def test_it_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What ``doctor --json`` prints; simulators are started for it."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["doctor", "--json"]) == 0
+    printed: dict[str, Any] = json.loads(out.getvalue().splitlines()[-1])
+    return printed
+
+
+def test_it_prints_one_object(found: dict[str, Any]) -> None:
     names = {check["name"] for check in found["checks"]}
     assert {"cores", "free memory", "shared memory", "open files", "GPU", "Atari"} <= names
     for check in found["checks"]:
@@ -66,10 +76,9 @@ def test_a_world_that_cannot_be_opened_is_a_finding() -> None:
 
 
 def test_people_see_every_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = doctor.findings()
-    monkeypatch.setattr(doctor, "findings", lambda: found)  # simulators are started for them
+    monkeypatch.setattr(doctor, "findings", lambda: found)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     for check in found["checks"]:
