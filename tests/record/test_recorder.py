@@ -4,8 +4,7 @@ import json
 import math
 import multiprocessing
 import os
-import subprocess
-import sys
+import resource
 from contextlib import closing
 from pathlib import Path
 
@@ -247,23 +246,22 @@ def test_a_full_disk_stops_the_run_with_a_sentence() -> None:
 
 def test_a_line_that_fits_only_in_part_stops_the_run_and_hurts_no_other_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    script = f"""import resource
-from contextlib import closing
-from murmurate.errors import RunFailed
-from murmurate.record.recorder import Recorder
-resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))
-with closing(Recorder({str(path)!r}, 0, 0.0)) as recorder:
-    try:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    written: list[int] = []
+
+    def fill(recorder: Recorder) -> None:
         for step in range(10):
-            recorder.record({{"env_steps": step}})
-    except RunFailed as error:
-        print(step, error)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    count, message = done.stdout.split(" ", 1)
-    assert "is full" in message
-    assert [r["env_steps"] for r in read_metrics(path)] == list(range(int(count)))
+            recorder.record({"env_steps": step})
+            written.append(step)
+
+    with closing(Recorder(path, 0, 0.0)) as recorder:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
+        try:
+            with pytest.raises(RunFailed, match="is full"):
+                fill(recorder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [r["env_steps"] for r in read_metrics(path)] == written
     assert path.stat().st_size == 150
     with closing(Recorder(path, 1, 0.0)) as recorder:
         recorder.record({"env_steps": 77})

@@ -6,10 +6,9 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -373,20 +372,13 @@ def test_a_full_disk_is_named_with_its_remedy(
 
 
 def test_the_full_disk_that_safetensors_meets_is_named_too(tmp_path: Path) -> None:
-    program = (
-        "import resource, sys, torch, signal\n"
-        "from pathlib import Path\n"
-        "from murmurate.training import checkpoint\n"
-        "from murmurate.errors import RunFailed\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "try: checkpoint.write_part(Path(sys.argv[1]), 0, {'x': torch.zeros(100_000)})\n"
-        "except RunFailed as failure: print(failure)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "s")], capture_output=True, text=True
-    )
-    assert "is full: free some space" in done.stdout, done.stderr
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(RunFailed, match="is full: free some space"):
+            checkpoint.write_part(tmp_path / "s", 0, {"x": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert checkpoint.parts(tmp_path / "s") == []
 
 
