@@ -23,6 +23,13 @@ for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main(arguments)
     print(json.dumps([code, out.getvalue(), err.getvalue()]))
+try:
+    import murmurate.sklearn.in_memory  # which the processes of replicas import
+    from murmurate.sklearn import LatentDirichletAllocation
+except Exception as error:
+    print(json.dumps([2, "", f"{type(error).__name__}: {error}"]))
+else:
+    print(json.dumps([0, "", ""]))
 """
 
 
@@ -39,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(folder: Path) -> dict[str, Done]:
-    """Commands, by their words before the first option, of one process in which every extra is missing."""
+    """Commands, by their words before the first option, of one process in which every extra is missing; and
+    an import of the estimator."""
     run, other = str(folder / "run"), str(folder / "other")
     commands = [
         *(["list", what] for what in _LISTS),
@@ -55,7 +63,7 @@ def bare(folder: Path) -> dict[str, Done]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [Done(*json.loads(line)) for line in done.stdout.splitlines()]
-    return {" ".join(words[:2]): one for words, one in zip(commands, found, strict=True)}
+    return {" ".join(words[:2]): one for words, one in zip([*commands, ["estimator"]], found, strict=True)}
 
 
 @pytest.mark.parametrize("what", _LISTS)
@@ -96,3 +104,9 @@ def test_a_missing_extra_is_named_with_its_command(
     assert f"{package}, which is not installed. Run: pip install 'murmurate[{extra}]'" in line
     assert not (folder / "other").exists()
     assert not (folder / "run" / "videos").exists()
+
+
+def test_the_estimator_names_its_extra(bare: dict[str, Done]) -> None:
+    said = bare["estimator"].err
+    assert said.startswith("MissingExtra: The estimator needs the package scikit-learn")
+    assert "pip install 'murmurate[topics]'" in said

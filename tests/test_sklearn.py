@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -392,16 +389,3 @@ def test_other_figures_are_those_of_its_topics():
     assert mine.topics_.full_bound_perplexity(corpus, prior=0.1) == pytest.approx(mine.perplexity(counts()))
     assert 1 < mine.topics_.completion_perplexity(corpus) < WORDS
     assert not hasattr(LatentDirichletAllocation(), "topics_")
-
-
-def test_without_scikit_learn_the_extra_is_named():
-    script = (
-        "import sys; sys.modules['sklearn'] = None\n"
-        "import murmurate.sklearn.in_memory  # which the processes of replicas import\n"
-        "from murmurate.sklearn import LatentDirichletAllocation"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=800, env=os.environ
-    )
-    assert "MissingExtra: The estimator needs the package scikit-learn" in done.stderr
-    assert "pip install 'murmurate[topics]'" in done.stderr
