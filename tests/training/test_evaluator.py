@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import shutil
 import time
@@ -46,10 +48,17 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run that was evaluated while it learned, and what its console showed."""
     folder = tmp_path_factory.mktemp("evaluated") / "run"
-    assert train(a_run(), folder).code == 0
-    return folder
+    with contextlib.redirect_stdout(io.StringIO()) as console:
+        assert train(a_run(), folder).code == 0
+    return folder, console.getvalue()
+
+
+@pytest.fixture(scope="module")
+def evaluated(shown: tuple[Path, str]) -> Path:
+    return shown[0]
 
 
 def test_a_run_is_evaluated_at_every_multiple_and_records_it(evaluated: Path) -> None:
@@ -99,19 +108,16 @@ def test_evaluating_changes_nothing_that_is_learned(evaluated: Path, tmp_path: P
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_console_and_report_show_it(
-    evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_console_and_report_show_it(shown: tuple[Path, str], tmp_path: Path) -> None:
+    folder, said = shown
     page = tmp_path / "report.html"
-    assert main(["report", str(evaluated), "--out", str(page)]) == 0
+    assert main(["report", str(folder), "--out", str(page)]) == 0
     text = page.read_text()
     assert "Evaluation return while it learned" in text
     assert "lowest to highest game" in text
-    capsys.readouterr()
-    assert train(a_run(updates=31), tmp_path / "run").code == 0
-    first = evaluations(tmp_path / "run")[0]
+    first = evaluations(folder)[0]
     line = f"at {first['env_steps']:,} env steps: Evaluation over 2 games: {first['eval_return_mean']:.2f}"
-    assert line in capsys.readouterr().out
+    assert line in said
 
 
 @pytest.mark.parametrize("strategy", ["gala", "parameter-server"])

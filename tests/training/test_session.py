@@ -280,16 +280,13 @@ def test_resume_refuses_another_strategy(tmp_path: Path, capsys: pytest.CaptureF
     [("agent.learning-rate", "1e-4"), ("double-buffer", "true"), ("strategy.topology", "complete")],
 )
 def test_resume_refuses_to_change_what_was_learned_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: str
+    run_folder: Path, capsys: pytest.CaptureFixture[str], field: str, value: str
 ) -> None:
-    folder = tmp_path / "run"
-    assert main(["train", "cartpole-gala", *SHORT, "--out", str(folder)]) == 0
     capsys.readouterr()
-    before = content(folder)
-    said = refused(capsys, "resume", folder, f"--{field}", value)
+    before = content(run_folder)
+    said = refused(capsys, "resume", run_folder, f"--{field}", value)
     assert "cannot change on resume" in said
-    assert content(folder) == before
-    assert main(["resume", str(folder), "--updates", "3"]) == 0
+    assert content(run_folder) == before
 
 
 REPLAY = (
