@@ -155,11 +155,14 @@ def test_who_joins_does_not_answer_requests_that_the_donor_has_answered(tmp_path
 
 
 @pytest.mark.parametrize("strategy", ["local-sgd", "synchronous-elastic", "synchronous-gossip"])
-def test_a_stop_within_a_round_that_takes_long_and_a_resume_there(strategy: str, tmp_path: Path) -> None:
-    run = a_run(updates=110, record_every_seconds=1e9, simulators=1)
+def test_a_stop_within_a_round_that_takes_long_and_a_resume_there(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("murmurate.training.loop.BATCHES_TO_DECISION", 10)
+    run = a_run(updates=20, record_every_seconds=1e9, simulators=1)
     run = dataclasses.replace(
         run,
-        strategy=dataclasses.replace(strategies()[strategy](), period=103),
+        strategy=dataclasses.replace(strategies()[strategy](), period=13),
         learner=dataclasses.replace(run.learner, steps=1),
     )
 
@@ -171,13 +174,13 @@ def test_a_stop_within_a_round_that_takes_long_and_a_resume_there(strategy: str,
         loop.context.between_steps = after_a_batch  # type: ignore[method-assign]
         loop.run_to_end()
 
-    assert [x.batches for x in learn(run, tmp_path / "a", act=stop_soon)] == [100, 100]
+    assert [x.batches for x in learn(run, tmp_path / "a", act=stop_soon)] == [10, 10]
     folder = tmp_path / "a" / "checkpoints"
     checkpoint.commit(folder, staging(tmp_path / "a", FINAL), {"env_steps": 0, "seconds": 0.0, "replicas": 2})
     restored = [Restored.read(folder / "last", rank, rank) for rank in range(2)]
     resumed, whole = learn(run, tmp_path / "a", restored), learn(run, tmp_path / "b")
     for one, other in zip(resumed, whole, strict=True):
-        assert one.batches == other.batches == 110
+        assert one.batches == other.batches == 20
         assert torch.equal(one.learner.replica.params, other.learner.replica.params)
 
 
