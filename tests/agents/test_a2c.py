@@ -16,7 +16,6 @@ from oracles.a2c import a2c_loss
 
 SPEC = EnvSpec("toy", (3,), torch.float32, actions=4)
 CONTINUOUS = EnvSpec("toy", (3,), torch.float32, actions=0, action_shape=(2,))
-CPU = torch.device("cpu")
 
 
 def agent(spec: EnvSpec = SPEC, seed: int = 0, **changes: object) -> A2CAgent:
@@ -73,6 +72,7 @@ def test_values_are_computed_for_greedy_actions_alone_and_change_no_other(spec: 
     assert asked == []
     with torch.no_grad():
         policy, value = learner.net(observation)
+    assert asked, "values that are computed are seen"
     assert torch.equal(drawn.action, draw(policy, spec, torch.Generator().manual_seed(1), greedy=False))
     greedy = learner.act(observation, None, first, torch.Generator(), greedy=True)
     assert torch.equal(greedy.outputs["value"], value)
@@ -135,6 +135,10 @@ def test_continuous_actions_follow_mean_and_standard_deviation() -> None:
     learner = agent(CONTINUOUS)
     observation = torch.zeros(20_000, 3)
     first = torch.zeros(20_000, dtype=torch.bool)
+    head = learner.net.policy_head
+    with torch.no_grad():  # before that the mean is 0 and the deviation 1
+        head.mean.bias.copy_(torch.tensor([1.0, -2.0]))
+        head.log_std.copy_(torch.tensor([-1.0, 0.2]))
     drawn = learner.act(observation, None, first, torch.Generator().manual_seed(7)).action
     mean, log_std = learner.net(observation[:1])[0][0].detach().chunk(2)
     torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=0.04)

@@ -15,7 +15,6 @@ from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
 
 SPEC = EnvSpec("toy", (5,), torch.float32, actions=3)
-CPU = torch.device("cpu")
 
 
 def agent(**changes: object) -> DQNAgent:
