@@ -126,8 +126,9 @@ def test_its_rate_falls_to_nothing_over_the_run() -> None:
     assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
 
 
-@pytest.mark.parametrize("spec", [SPEC, CONTINUOUS], ids=["discrete", "continuous"])
-@pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
+@pytest.mark.parametrize(
+    ("spec", "optimizer"), [(SPEC, "rmsprop"), (CONTINUOUS, "adam")], ids=["discrete", "continuous"]
+)
 def test_it_learns_a_bandit_from_a_policy_that_is_ten_updates_old(spec: EnvSpec, optimizer: str) -> None:
     learner = agent(spec, learning_rate=5e-3, entropy_coefficient=0.0, optimizer=optimizer)
     actor = agent(spec)
