@@ -24,6 +24,7 @@ from murmurate.strategies.interface import FINAL_DRAIN
 from murmurate.strategies.push_sum import PushSum
 
 SMALL = ModelConfig(members=3, elites=2, layers=2, hidden=24, batch=32, precision="float32")
+SOON_ENDED = dataclasses.replace(SMALL, patience=1, improvement=0.9)  # fits of as few epochs as there can be
 CONTEXT = Context(EnvSpec("small", (3,), torch.float32, 0, (2,)), Replica, seed=5)
 
 
@@ -118,11 +119,12 @@ def test_the_patience_of_short_epochs_is_that_of_twenty_steps_each():
     assert ends == [False] * 6 + [True], "the first improves on nothing, then two times three epochs follow"
 
 
-@pytest.mark.parametrize("interrupt_at", [None, 4])
+@pytest.mark.parametrize("interrupt_at", [None, 2])
 def test_a_strategy_with_a_vector_of_its_own_follows_restored_parameters(interrupt_at):
     def fit(member):
         replicator = Replicator(PushSum(), member)
-        model = DynamicsModel(SMALL, dataclasses.replace(CONTEXT, replicate=replicator.replicate), 3, 2)
+        context = dataclasses.replace(CONTEXT, replicate=replicator.replicate)
+        model = DynamicsModel(SOON_ENDED, context, 3, 2)
         calls = itertools.count()
         model.fit(*linear_system(300)[:2], lambda: interrupt_at is not None and next(calls) >= interrupt_at)
         restored = model.replica.params.detach().clone()
@@ -134,7 +136,7 @@ def test_a_strategy_with_a_vector_of_its_own_follows_restored_parameters(interru
 
 
 def test_elites_are_the_members_with_the_least_held_out_error():
-    model = DynamicsModel(dataclasses.replace(SMALL, members=5, elites=3), CONTEXT, 3, 2)
+    model = DynamicsModel(dataclasses.replace(SOON_ENDED, members=5, elites=3), CONTEXT, 3, 2)
     model._held_out_errors = lambda *_: torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0])
     model.fit(*linear_system(400)[:2])
     assert model.ensemble.elite.tolist() == [1, 2, 0]
@@ -175,8 +177,8 @@ def test_elites_predict_equally_many_rows_or_one_more():
 
 def test_an_interrupted_fit_leaves_everything_as_it_was():
     inputs, targets, _, _ = linear_system(300)
-    one, other = (DynamicsModel(SMALL, CONTEXT, 3, 2) for _ in range(2))
-    countdown = iter([False] * 5 + [True])
+    one, other = (DynamicsModel(SOON_ENDED, CONTEXT, 3, 2) for _ in range(2))
+    countdown = iter([False] * 2 + [True])
     assert not one.fit(inputs, targets, lambda: next(countdown))
     assert math.isnan(one.error)
     for model in (one, other):
@@ -191,7 +193,7 @@ def test_members_of_a_group_fit_to_the_end_when_one_is_interrupted():
         replicator = Replicator(AllReduce(), member)
         group = Group(TensorExchange(member, range(2)))
         context = dataclasses.replace(CONTEXT, replicate=replicator.replicate, open_group=lambda: group)
-        model = DynamicsModel(SMALL, context, 3, 2)
+        model = DynamicsModel(SOON_ENDED, context, 3, 2)
         return model.fit(*linear_system(300)[:2], lambda: member.rank == 0), model.replica.params.detach()
 
     (ended, params), (other_ended, other_params) = SimulatedFabric(2, seed=0).run([fit, fit])
@@ -212,7 +214,7 @@ def test_an_interrupted_fit_sets_no_clock_back_that_peers_have_seen():
 
 def test_saved_and_loaded_fits_equal_uninterrupted_ones():
     inputs, targets, _, _ = linear_system(300)
-    one, other = (DynamicsModel(SMALL, CONTEXT, 3, 2) for _ in range(2))
+    one, other = (DynamicsModel(SOON_ENDED, CONTEXT, 3, 2) for _ in range(2))
     one.fit(inputs, targets)
     other.replica.load(one.replica.state())
     other.load(one.state())
@@ -225,11 +227,11 @@ def test_saved_and_loaded_fits_equal_uninterrupted_ones():
 
 def test_who_takes_over_a_peers_state_draws_other_numbers():
     inputs, targets, _, _ = linear_system(300)
-    peer = DynamicsModel(SMALL, CONTEXT, 3, 2)
+    peer = DynamicsModel(SOON_ENDED, CONTEXT, 3, 2)
     peer.fit(inputs, targets)
     drawn_by = {}
     for rank in (0, 1, 2):
-        joiner = DynamicsModel(SMALL, dataclasses.replace(CONTEXT, rank=rank), 3, 2)
+        joiner = DynamicsModel(SOON_ENDED, dataclasses.replace(CONTEXT, rank=rank), 3, 2)
         joiner.replica.load(peer.replica.state())
         joiner.load(peer.state())
         drawn_by[rank] = joiner.predict(inputs)
