@@ -19,12 +19,12 @@ def generator():
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize(("spec", "torso"), [(VECTOR, "auto"), (FRAMES, "auto"), (FRAMES, "nature2015")])
 def test_a_value_for_each_action(spec, torso, dueling):
-    net = q_network(spec, generator=generator(), torso=torso, dueling=dueling)
-    seen = torch.zeros(5, *spec.observation_shape, dtype=spec.observation_dtype)
-    values = net(seen)
+    net, again = (q_network(spec, generator=generator(), torso=torso, dueling=dueling) for _ in range(2))
+    values = net(torch.zeros(5, *spec.observation_shape, dtype=spec.observation_dtype))
     assert values.shape == (5, spec.actions)
     assert values.dtype == torch.float32
-    assert torch.equal(values, q_network(spec, generator=generator(), torso=torso, dueling=dueling)(seen))
+    for one, same in zip(net.parameters(), again.parameters(), strict=True):  # values of zeros are always 0
+        assert torch.equal(one, same)
 
 
 def test_two_streams_by_definition():
