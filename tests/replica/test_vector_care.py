@@ -56,12 +56,7 @@ def in_two(net):
 @pytest.mark.parametrize("grouped", [False, True])
 def test_check_finds_what_came_loose_and_names_it(cause, what, grouped):
     net = drawn(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
-    groups = (
-        (lambda m: [{"params": m[0].parameters()}, {"params": m[1].parameters(), "lr": 0.2}])
-        if grouped
-        else None
-    )
-    replica = Replica("net", net, sgd, groups=groups)
+    replica = Replica("net", net, sgd, groups=in_two if grouped else None)
     replica.descend(net(torch.ones(1, 2)).sum())
     replica.check()
     cause(replica)
