@@ -226,9 +226,7 @@ import functools, sys
 import murmurate
 assert "torch" not in sys.modules, "the command line would wait for it"
 import gan_replicated, replicator.test_script as t
-for output in ("main", "all"):
-    print(output, flush=True)
-    murmurate.run(t.who, replicas=2, output=output, devices=[("cpu", "meta")])
+murmurate.run(t.who, replicas=2, output="all", devices=[("cpu", "meta")])
 murmurate.run(functools.partial(gan_replicated.main, steps=3), replicas=2)
 """
 
@@ -267,8 +265,7 @@ def test_as_a_command_it_prints_once_or_marked_by_rank_and_an_example_runs():
     ended = subprocess.run(
         [sys.executable, "-c", COMMAND], capture_output=True, text=True, env=environment(), check=True
     )
-    main, one, both, *marked, example = ended.stdout.splitlines()
-    assert (main, one, both) == ("main", "hello from 0", "all")
+    *marked, example = ended.stdout.splitlines()  # a line of the first replica alone
     assert sorted(marked) == ["[0] hello from 0", "[1] hello from 1"]
     assert re.fullmatch(r"losses .*, radius [\d.]+", example)
 
