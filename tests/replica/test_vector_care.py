@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from covering import pairwise
 from laws.nets import drawn, picture_loss, pixels, sgd
 from laws.problems import OPTIMIZERS, Problem, same, separate_last_layer
 from murmurate.replica.vector import Exchange, NotFinite, Replica
@@ -250,9 +251,14 @@ def test_the_vector_never_moves():
 # -- rebind -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "dampened"])
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("variant", [{}, {"grouped": True}, {"bfloat16": True}])
+@pytest.mark.parametrize(
+    ("optimizer", "moment", "variant"),
+    pairwise(
+        [name for name in OPTIMIZERS if name != "dampened"],
+        ["before", "after"],
+        [{}, {"grouped": True}, {"bfloat16": True}],
+    ),
+)
 def test_rebound_to_other_memory_it_goes_on_as_if_nothing_had_happened(optimizer, moment, variant):
     problem = Problem(optimizer=optimizer, clip=0.3, scheduled=True, **variant)
     expected = problem.alone(8)

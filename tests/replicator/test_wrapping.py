@@ -91,8 +91,9 @@ def test_alone_with_groups_and_a_scheduler_too(optimizer):
     same_bits(result, expected)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(  # an optimizer steps by the mean, whatever number of gradients it is of
+    ("optimizer", "size"), [*((name, 3) for name in OPTIMIZERS), ("adam", 2), ("adam", 4)]
+)
 def test_all_reduced_it_is_one_process_on_the_joined_batch(optimizer, size):
     batches = pairs(STEPS)
     expected = script(optimizer, plain, batches, groups=True, scheduled=True)
