@@ -17,7 +17,6 @@ from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
-from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from replicator.steps import draw, live, loops, processes, simulated
 
@@ -423,15 +422,6 @@ def test_those_whose_members_do_not_meet_refuse_at_once(name):
     ):
         with pytest.raises(Refusal, match=remedy):
             loops(size, ask, strategy=kind())
-
-
-def test_a_mean_inside_a_hogwild_step_never_hangs_on_processes():
-    with pytest.raises(Refusal, match="hogwild cannot give a collective"):
-        loops(2, mean_of_one, processes, Hogwild())
-
-
-def mean_of_one(loop):
-    return loop.mean(torch.ones(1))
 
 
 @pytest.mark.parametrize("name", MEETING)

@@ -23,7 +23,7 @@ from murmurate.strategies.elastic import Elastic, SynchronousElastic
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
-from replicator.steps import alone, draw, loops, pairs, processes, tanh_net
+from replicator.steps import alone, draw, loops, pairs, tanh_net
 
 
 def warned(function, words):
@@ -540,10 +540,3 @@ def test_the_exit_code_of_a_process_that_vanished_is_told():
 def test_rank_and_size_are_documented():
     for name in ("rank", "size"):
         assert getattr(murmurate.OwnLoop, name).__doc__
-    assert loops(2, lambda loop: (loop.rank, loop.size)) == [(0, 2), (1, 2)]
-    assert processes(1, lambda_free) == [(0, 1)]
-
-
-def lambda_free(fabric):
-    with murmurate.OwnLoop(AllReduce(), fabric) as loop:
-        return loop.rank, loop.size

@@ -13,7 +13,6 @@ from laws.problems import same
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.replica.vector import NotFinite
-from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
@@ -379,11 +378,3 @@ def test_a_parameter_must_be_where_it_is_said_to_be():
 def test_where_the_centre_steps_a_norm_over_devices_is_refused():
     with pytest.raises(Refusal, match="the centre clips, one device's gradient at a time"):
         loops(3, over_devices, strategy=ParameterServer(), **TWO)
-
-
-def test_a_replicator_on_a_door_of_ones_own_is_a_context():
-    def member(door):
-        with OwnLoop(AllReduce(), door) as loop:
-            return loop.sum(1).item()
-
-    assert simulated(2, member) == [2, 2]
