@@ -353,7 +353,8 @@ def test_a_mean_is_over_the_living_whenever_one_dies(call):
             x = draw(10 * step + loop.rank, 1500).requires_grad_()
             y = loop.mean(x)
             y.pow(2).sum().backward()
-            seen.append((y.detach(), loop.map_gather(torch.sqrt, [torch.tensor(float(k)) for k in range(7)])))
+            roots = loop.map_gather(torch.sqrt, [torch.tensor(float(k)) for k in range(7)])
+            seen.append((y.detach(), x.grad, roots))
         return seen
 
     fabric = SimulatedFabric(
@@ -362,8 +363,10 @@ def test_a_mean_is_over_the_living_whenever_one_dies(call):
     one, dead, two = fabric.run([functools.partial(live, script, AllReduce(), {})] * 3)
     assert isinstance(dead, Crashed)
     roots = torch.arange(7.0).sqrt()
-    for step, ((y, mapped), (z, _)) in enumerate(zip(one, two, strict=True)):
+    for step, ((y, slope, mapped), (z, other, _)) in enumerate(zip(one, two, strict=True)):
         assert torch.equal(y, z)
+        assert torch.equal(slope, other)
+        close(slope, 2 * y)  # the mean of equal gradients, however many there are
         close(mapped, roots)  # what the dead was to do was done by the others
         given = torch.stack([draw(10 * step + rank, 1500) for rank in range(3)])
         assert torch.allclose(y, given.mean(0)) or torch.allclose(y, given[[0, 2]].mean(0))
