@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -273,14 +274,20 @@ class Faulty(catch_world.CatchSimulators):
     def __init__(self, spec, size, first):
         super().__init__(spec, size, 0 if self.mistake == "first" else first)
         self._board = super()._boards()
+        self._steps = itertools.count(1)
 
     def _boards(self):
         boards = super()._boards()
         return self._board.copy_(boards) if self.mistake == "buffer" else boards
 
+    def send(self, action):
+        super().send(action)
+        if self.mistake == "late" and next(self._steps) % 10:
+            self._ball[:, 0] -= 1  # it falls at each tenth step: the first episode is of 70
+
     def receive(self):
         step = super().receive()
-        if self.mistake == "episodes":
+        if self.mistake in ("episodes", "late"):
             step.episodes = []
         if self.mistake == "final":
             step.terminated, step.truncated = step.truncated, step.terminated
@@ -297,6 +304,7 @@ class Faulty(catch_world.CatchSimulators):
         ("final", "test_its_steps_agree_with_its_spec", "final_observation .* must have its last"),
         ("images", "test_its_steps_agree_with_its_spec", "the config's images is None"),
         ("episodes", "test_each_episode_that_ends_is_listed", "list an Episode for each"),
+        ("late", "test_each_episode_that_ends_is_listed", "list an Episode for each"),
         ("first", "test_one_seed_gives_the_same_episodes_and_simulators_differ", "from first \\+ b"),
     ],
 )

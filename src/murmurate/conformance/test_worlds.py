@@ -14,6 +14,7 @@ from murmurate.errors import MissingExtra, Refusal
 from murmurate.worlds.registry import world, world_names
 
 STEPS = 40
+LONGEST = 1_000  # steps in which an episode should end
 
 
 def _tested_names() -> list[str]:
@@ -80,9 +81,14 @@ def test_its_steps_agree_with_its_spec(name):
 
 def test_each_episode_that_ends_is_listed(name):
     """Of a whole game, so not in training, where an episode may end with a life."""
-    simulators = world(name).open(2, training=False)
+    tested = world(name)
+    simulators = tested.open(2, training=False)
     simulators.reset(1)
-    for action in drawn_actions(simulators.spec, STEPS, 2, seed=3):
+    # those of murmurate, some of which are slow, have tests of their own
+    seen = type(tested).__module__.startswith("murmurate.worlds.")
+    for number, action in enumerate(drawn_actions(simulators.spec, LONGEST, 2, seed=3)):
+        if number >= STEPS and seen:
+            break
         step = play(simulators, action)
         ended = (step.terminated | step.truncated).nonzero()[:, 0].tolist()
         listed = sorted(episode.simulator for episode in step.episodes)
@@ -90,7 +96,10 @@ def test_each_episode_that_ends_is_listed(name):
             f"the episodes of simulators {ended} ended, and TimeStep.episodes lists those of {listed}: list "
             "an Episode for each, from which returns are recorded and games are evaluated"
         )
+        seen = seen or bool(ended)
     simulators.close()
+    if not seen:
+        pytest.skip(f"no episode ends within {LONGEST} steps of random actions")
 
 
 def test_one_seed_gives_the_same_episodes_and_simulators_differ(name):
