@@ -7,8 +7,15 @@ import dataclasses
 import pytest
 
 from murmurate.errors import Refusal
-from murmurate.mapping import learning, precision
-from murmurate.mapping.learning import FACTORS, Training, env_steps_to_target, factors, learned_by, variants
+from murmurate.mapping import learning, variants
+from murmurate.mapping.learning import (
+    FACTORS,
+    Training,
+    env_steps_to_target,
+    factor_pairs,
+    factors,
+    learned_by,
+)
 from murmurate.mapping.variants import in_precision
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
@@ -32,7 +39,7 @@ def rule_of(run: Run) -> float:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_pair_differs_in_its_factor_alone(name: str) -> None:
-    pairs = list(variants(recipe(name)))
+    pairs = list(factor_pairs(recipe(name)))
     assert {"replicas", "simulators", "period", "asynchrony"} <= {factor for factor, _, _ in pairs}
     for factor, before, after in pairs:
         own, changed = factors(before), factors(after)
@@ -46,8 +53,10 @@ def test_the_effect_of_a_precision_is_tried_where_the_device_is_faster_in_it(
     names = ["float32", "bfloat16"]
     tried = []
     for name in names:
-        monkeypatch.setattr(precision, "faster_precision", lambda device, name=name: name)
-        tried.append([(before, after) for factor, before, after in variants(run) if factor == "precision"])
+        monkeypatch.setattr(variants, "faster_precision", lambda device, name=name: name)
+        tried.append(
+            [(before, after) for factor, before, after in factor_pairs(run) if factor == "precision"]
+        )
     assert tried == [[], [(run, in_precision(run, "bfloat16"))]]
 
 

@@ -31,7 +31,7 @@ def test_a_pilot_learns_early_in_one_process_without_a_double_buffer() -> None:
     assert found.replay.learning_starts == steady(run).source.replay.learning_starts == 2_000  # type: ignore[attr-defined]
     assert (found.actors, found.random_env_steps) == (0, 0)
     buffered = dataclasses.replace(run, source=dataclasses.replace(source, double_buffer=True))
-    assert not any(each.source.double_buffer for each in rounds.sizes(buffered))  # type: ignore[attr-defined]
+    assert not any(each.source.double_buffer for each in pilot.sizes(buffered))  # type: ignore[attr-defined]
 
 
 def test_a_pilot_of_batch_mode_collects_and_draws_in_short_turns() -> None:
@@ -108,7 +108,7 @@ def test_a_pilot_is_measured_until_two_rounds_agree(
 
     monkeypatch.setattr(rounds, "measure", found)
     said: list[str] = []
-    [measured] = rounds.in_rounds({"it": run}, run, 2, said.append).values()
+    [(_, measured)] = rounds.in_rounds({"it": run}, run, 2, said.append)
     assert not left
     assert measured.sizes[0].fastest.iteration[0] == pytest.approx(1e-2 * fastest)
     assert len(said) == len(times) + 2 * (len(measured.pilots) - 1)

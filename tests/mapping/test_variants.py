@@ -10,17 +10,18 @@ import pytest
 from murmurate.cli.options import change
 from murmurate.errors import Refusal, RunFailed
 from murmurate.mapping import measure, rounds
-from murmurate.mapping.candidates import Candidate, candidates, changes
+from murmurate.mapping.candidates import Candidate, candidates, changes, runs_with_exchange
 from murmurate.mapping.cost import predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.lines import Line
-from murmurate.mapping.pilot import Pilot
+from murmurate.mapping.pilot import Pilot, pilot_run
 from murmurate.mapping.primitives import PRIMITIVES, producers
-from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, variant_key
 from murmurate.mapping.search import search
-from murmurate.mapping.variants import variants, variants_here
+from murmurate.mapping.variants import in_precision, placed_on_cpu, variants, variants_here
 from murmurate.recipes import recipe
 from murmurate.spec import Placement
+from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
 ON_CPU, ON_GPUS = Placement(), Placement(("cuda:0", "cuda:1"))
@@ -102,14 +103,69 @@ def test_hosts_with_gpus_are_simulated_where_there_are_none() -> None:
     assert {whole.placement for _, whole, _ in found} == {ON_GPUS}
 
 
+def test_what_needs_shared_memory_has_no_candidates_on_a_gpu() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("hogwild")(), replicas=2)
+    found = list(candidates(run, 2, variants=[run, placed(run, ON_GPUS)]))
+    on_gpus = {each.strategy.name for each in found if each.placement == ON_GPUS}
+    assert "all-reduce" in on_gpus
+    assert "hogwild" not in on_gpus
+    assert any(each.strategy.name == "hogwild" and each.replicas == 2 for each in found)
+
+
+def test_a_gpu_has_as_many_learners_as_were_measured_at_once() -> None:
+    run = placed(recipe("cartpole-a2c"), Placement(("cuda:0",)))
+    found = list(candidates(run, 16))
+    pilots = rounds.Measured.prepare(run, 16)
+    assert max(each.replicas for each in found) == pilots.busy.processes == 4
+    assert pilots.crowded.processes == 8
+
+
+def test_a_pilot_has_few_images_on_a_gpu() -> None:
+    """The memory for all is taken at once, by each of several pilots."""
+    run = next(each for each in variants(recipe("pong-dqn"), 2, 1) if each.source.replay.images == "device")  # type: ignore[attr-defined]
+    assert pilot_run(run).source.replay.capacity == 50_000  # type: ignore[attr-defined]
+    assert pilot_run(recipe("pong-dqn")).source.replay.capacity == 1_000_000  # type: ignore[attr-defined]
+
+
+def test_actors_cost_what_they_do_on_the_cpu() -> None:
+    run = placed(recipe("cartpole-impala"), Placement(("cuda:0",)))
+    source: Any = run.source
+    run = dataclasses.replace(run, source=dataclasses.replace(source, actors=1))
+    profile = DeviceProfile(4, recipes={key(run): costs(1e-3)})
+    profile.recipes[key(run)].lines["act"] = flat(1.0)
+    assert predict(run, profile).bottleneck == "actors"
+    profile.recipes[key(placed_on_cpu(run))] = costs(4e-3)
+    assert predict(run, profile).bottleneck == "learner"
+
+
 def test_processes_of_several_threads_do_not_share_cores() -> None:
+    """Actors have one thread, wherever the learner computes."""
     run = recipe("cartpole-impala")
     found = list(candidates(run, 4, variants=[run, placed(run, Placement(threads=4))]))
     several = [each for each in found if each.placement.threads > 1]
     assert several
-    assert all(each.replicas * (1 + producers(each)) == 1 for each in several)
-    halves = list(candidates(run, 4, variants=[placed(run, Placement(threads=2))]))
-    assert max(each.replicas * (1 + producers(each)) for each in halves[1:]) == 2
+    assert all((each.replicas, producers(each)) == (1, 0) for each in several)
+    halves = list(candidates(run, 4, variants=[placed(run, Placement(threads=2))]))[1:]
+    assert {(each.replicas, producers(each)) for each in halves} == {(1, 0), (1, 1), (1, 2), (2, 0)}
+
+
+def test_exchanges_are_measured_for_as_many_replicas_as_one_thread_each_allows() -> None:
+    run = placed(recipe("cartpole-a2c"), Placement(threads=2))
+    assert {each.replicas for each in runs_with_exchange(run, 2)} == {2}
+
+
+def test_with_one_core_and_several_threads_a_process_is_alone() -> None:
+    run = placed(recipe("cartpole-a2c"), Placement(threads=2))
+    assert {pilot.processes for pilot in rounds.Measured.prepare(run, 1).pilots} == {1}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 12])
+def test_no_candidate_comes_twice(cores: int) -> None:
+    run = recipe("cartpole-apex-dqn")
+    source: Any = run.source
+    run = dataclasses.replace(run, source=dataclasses.replace(source, simulators=1))
+    found = [repr(each) for each in candidates(run, cores, variants=variants(run, cores, 1))]
+    assert len(set(found)) == len(found)
 
 
 def test_replicas_whose_threads_are_more_than_the_cores_take_turns() -> None:
@@ -126,7 +182,7 @@ def counted(seconds: float) -> Pilot:
     return Pilot(8, 64, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [seconds] * 4, 1e-3)
 
 
-@pytest.mark.parametrize(("several", "known"), [(0.6e-2, True), (1.4e-2, False)])
+@pytest.mark.parametrize(("several", "known"), [(0.6e-2, True), (0.99e-2, False), (1.4e-2, False)])
 def test_threads_are_measured_where_they_make_the_largest_pilot_faster(
     several: float, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,15 +193,28 @@ def test_threads_are_measured_where_they_make_the_largest_pilot_faster(
         return counted(1e-2 if run.placement.threads == 1 else several)
 
     monkeypatch.setattr(rounds, "measure", found)
+    monkeypatch.setattr(measure, "busy_elsewhere", lambda: 0.0)
     run, profile, saved = recipe("cartpole-a2c"), DeviceProfile(2), list[int]()
-    assert measure.add_variants(profile, run, print, keep=lambda: saved.append(len(profile.slower)))
+    assert measure.add_variants(profile, run, print, keep=lambda: saved.append(len(profile.left_out)))
     threads = [each for each in variants_here(run, 2) if each.placement.threads == 2]
     assert {key(each) in profile.recipes for each in threads} == {known}
-    assert profile.slower == ([] if known else sorted(map(key, threads)))
-    assert saved[-1] == len(profile.slower)
+    assert profile.left_out == ([] if known else sorted(map(variant_key, threads)))
+    assert saved[-1] == len(profile.left_out)
     asked.clear()
     assert not measure.add_variants(profile, run, print)
     assert not asked, "it is remembered"
+    source: Any = run.source
+    larger = dataclasses.replace(run, source=dataclasses.replace(source, simulators=64))
+    assert measure.add_variants(profile, larger, print) != known, "for these sizes alone"
+    several = 0.5e-2
+    assert measure.add_variants(profile, run, print, again=True)
+    assert not {*map(variant_key, threads)} & {*profile.left_out}
+    assert {key(each) for each in threads} <= {*profile.recipes}
+    several = 2e-2
+    assert measure.add_variants(profile, run, print, again=True)
+    assert not {key(each) for each in threads} & {*profile.recipes}, (
+        "costs of the measurement before are gone"
+    )
 
 
 def test_a_variant_that_fails_is_left_out_and_the_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +222,7 @@ def test_a_variant_that_fails_is_left_out_and_the_others_are_kept(monkeypatch: p
 
     def found(run: Run, seconds: float, processes: int) -> Pilot:
         if run.placement == broken:
-            raise RunFailed("out of memory")
+            raise RunFailed("Traceback\n  in a pilot\nRuntimeError: out of memory\n")
         return counted(1e-2)
 
     monkeypatch.setattr(rounds, "measure", found)
@@ -161,9 +230,30 @@ def test_a_variant_that_fails_is_left_out_and_the_others_are_kept(monkeypatch: p
     run, profile, said = recipe("cartpole-a2c"), DeviceProfile(2), list[str]()
     assert measure.add_variants(profile, run, said.append)
     assert set(profile.recipes) == {key(each) for each in variants_here(run, 2) if each.placement != broken}
-    assert "left out: cartpole-a2c --placement.threads 2: out of memory" in said
+    assert "left out: cartpole-a2c --placement.threads 2: RuntimeError: out of memory" in said
+    said.clear()
+    assert not measure.add_variants(profile, run, said.append), "it is remembered"
     with pytest.raises(RunFailed):
-        measure.add_variants(profile, placed(run, broken), said.append)
+        measure.add_variants(profile, placed(run, broken), said.append, again=True)
+
+
+def test_a_variant_whose_actors_fail_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, said = recipe("cartpole-impala"), list[str]()
+    bfloat16 = in_precision(run, "bfloat16")
+    assert bfloat16 is not None
+
+    def handover(profile: DeviceProfile, each: Run, log: Any) -> float:
+        if each == bfloat16:
+            raise RunFailed("too slow")
+        return 0.0
+
+    monkeypatch.setattr(rounds, "measure", lambda *_: counted(1e-2))
+    monkeypatch.setattr(measure, "_handover", handover)
+    monkeypatch.setattr(measure, "variants_here", lambda *_: [run, bfloat16])
+    profile = DeviceProfile(2)
+    assert measure.add_variants(profile, run, said.append)
+    assert (set(profile.recipes), profile.left_out) == ({key(run)}, [variant_key(bfloat16)])
+    assert "left out: cartpole-impala --agent.precision bfloat16: too slow" in said
 
 
 def test_no_other_process_is_measured_beside_one_that_takes_all_cores(
@@ -178,6 +268,6 @@ def test_no_other_process_is_measured_beside_one_that_takes_all_cores(
     monkeypatch.setattr(rounds, "measure", found)
     for threads, most in ((1, 8), (2, 4), (4, 1)):
         run = placed(recipe("cartpole-a2c"), Placement(threads=threads))
-        rounds.in_rounds({"it": run}, run, 4, print)
+        list(rounds.in_rounds({"it": run}, run, 4, print))
         assert max(asked) == most
         asked.clear()

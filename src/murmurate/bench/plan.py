@@ -91,8 +91,8 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
         for number in range(1, plan.rounds + 1):
             for candidate in chosen:
                 rates[candidate.name] = max(rates[candidate.name], measured(candidate.run, plan.seconds))
-                ratio = candidate.prediction.env_steps_per_second / rates[candidate.name]
-                log(f"{name} {candidate.name}, round {number}: predicted over measured {ratio:.2f}")
+                case = _case(name, candidate, rates[candidate.name])
+                log(f"{name} {candidate.name}, round {number}: predicted over measured {case['ratio']:.2f}")
         for candidate in chosen:
             case = _case(name, candidate, rates[candidate.name])
             cases.append(case | {"choice": candidate is choice, "drawn": candidate in drawn})

@@ -318,7 +318,9 @@ def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int =
     """What would make the plan, or the run, better."""
     sentences = []
     best, cores = candidates[0].prediction, hosts * profile.cores
-    if best.bottleneck == "cores" or best.busy > 0.9 * cores:
+    # several threads count as busy for a whole batch, though much of it has one
+    is_one_thread = candidates[0].run.placement.threads == 1
+    if best.bottleneck == "cores" or (is_one_thread and best.busy > 0.9 * cores):
         kept = "the only core" if cores == 1 else f"all {cores} cores"
         sentences.append(f"The run keeps {kept} busy: more cores would make it faster.")
     if hosts > 1 and "network" not in profile.links:

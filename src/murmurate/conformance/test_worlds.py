@@ -80,14 +80,14 @@ def test_its_steps_agree_with_its_spec(name):
 
 
 def test_each_episode_that_ends_is_listed(name):
-    """Of a whole game, so not in training, where an episode may end with a life."""
+    """Of a whole game, so not in training, where an episode may end with a life. Skipped if none ends."""
     tested = world(name)
     simulators = tested.open(2, training=False)
     simulators.reset(1)
     # those of murmurate, some of which are slow, have tests of their own
-    seen = type(tested).__module__.startswith("murmurate.worlds.")
+    enough = type(tested).__module__.startswith("murmurate.worlds.")
     for number, action in enumerate(drawn_actions(simulators.spec, LONGEST, 2, seed=3)):
-        if number >= STEPS and seen:
+        if number >= STEPS and enough:
             break
         step = play(simulators, action)
         ended = (step.terminated | step.truncated).nonzero()[:, 0].tolist()
@@ -96,9 +96,9 @@ def test_each_episode_that_ends_is_listed(name):
             f"the episodes of simulators {ended} ended, and TimeStep.episodes lists those of {listed}: list "
             "an Episode for each, from which returns are recorded and games are evaluated"
         )
-        seen = seen or bool(ended)
+        enough = enough or bool(ended)
     simulators.close()
-    if not seen:
+    if not enough:
         pytest.skip(f"no episode ends within {LONGEST} steps of random actions")
 
 

@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from murmurate.errors import Refusal
+from murmurate.fabric.interface import Capability
 from murmurate.mapping.cost import Prediction, period_of
-from murmurate.mapping.primitives import producers
+from murmurate.mapping.primitives import computing_threads, most_processes, on_cpu, producers
 from murmurate.mapping.profile import with_usual_period
+from murmurate.replicator.replicator import check_capabilities
+from murmurate.spec import Placement
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
 _STRATEGIES = ("all-reduce", "local-sgd", "gala")
+_EACH = 8  # up to so many, every number of processes is considered, and beyond it powers of two
 
 
 @dataclass
@@ -67,35 +71,47 @@ def candidates(run: Run, cores: int, periods: bool = False, variants: Sequence[R
     save env steps. variants: those of ``run`` that are considered; () for itself alone. Processes of several
     threads get a core for each thread.
     """
-    seen = [run]
     yield run
     strategies = strategies_of(run)
     if periods:
         strategies = [shorter for each in strategies for shorter in _with_periods(each)]
-    for replicas, chosen in itertools.product(_replica_counts(run, cores), strategies):
+    several = itertools.product((n for n in _replica_counts(run, cores) if n > 1), strategies)
+    # with one replica the strategy makes no difference
+    for replicas, chosen in [(1, run.strategy), *several]:
         for variant, fields in itertools.product(variants or [run], _field_values(run, cores)):
             try:
                 found = _changed(variant, replicas, chosen, fields)
-                if not _has_cores(found, cores):
+                if not _has_room(found, cores):
                     continue
                 found.validate()
+                check_capabilities(found.strategy, frozenset(Capability), "it", found.placement.devices)
             except Refusal:
                 continue
-            if found not in seen:
-                seen.append(found)
+            if found != run:
                 yield found
 
 
-def _has_cores(run: Run, cores: int) -> bool:
-    """Whether each thread of ``run`` has a core for itself, if its processes have several."""
+def _has_room(run: Run, cores: int) -> bool:
+    """Whether each thread of ``run`` has a core for itself, if its processes have several; and whether no GPU
+    has more learners than were measured on it."""
     threads = run.placement.threads
-    stepping = getattr(run.source, "double_buffer", False)  # another core steps the simulators
-    return threads == 1 or threads * run.replicas * (1 + producers(run)) + stepping <= cores
+    stepping = run.replicas * getattr(run.source, "double_buffer", False)  # other cores step the simulators
+    if threads > 1 and computing_threads(run) + stepping > cores:
+        return False
+    return on_cpu(run) or run.replicas <= most_processes(run, cores)
 
 
 def _replica_counts(run: Run, cores: int) -> list[int]:
-    powers = [2**i for i in range(cores.bit_length()) if 2**i <= cores]
-    return sorted({*powers, run.replicas, cores})
+    return sorted({*_powers(cores), run.replicas, cores})
+
+
+def _process_counts(own: int, cores: int) -> list[int]:
+    """Numbers of actors, or of decoding processes: the recipe's ``own`` first."""
+    return [own, *sorted({*range(min(cores, _EACH) + 1), *_powers(cores), cores} - {own})]
+
+
+def _powers(cores: int) -> list[int]:
+    return [2**i for i in range(cores.bit_length())]
 
 
 def strategies_of(run: Run) -> list[Any]:
@@ -119,26 +135,25 @@ def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
     if hasattr(source, "simulators"):
         axes["simulators"] = (source.simulators, max(1, source.simulators // 2), 2 * source.simulators)
     if hasattr(source, "actors"):
-        axes["actors"] = sorted({0, source.actors, *range(1, cores + 1)})
+        axes["actors"] = _process_counts(source.actors, cores)
     if hasattr(source, "double_buffer"):
         axes["double_buffer"] = (False, True)
     if hasattr(source, "workers") and producers(run):
-        axes["workers"] = (source.workers, *range(cores + 1))
+        axes["workers"] = _process_counts(source.workers, cores)
     if run.learner.requires.kind in ("transitions", "sequences", "examples"):
         batch = run.learner.requires.batch  # type: ignore[attr-defined]
         axes["batch"] = (batch, 2 * batch, 4 * batch)
-    for values in itertools.product(*axes.values()):
+    for values in itertools.product(*map(dict.fromkeys, axes.values())):
         yield dict(zip(axes, values, strict=True))
 
 
 def _changed(run: Run, replicas: int, chosen: Any, fields: dict[str, Any]) -> Run:
     """``run`` with other settings. chosen: the strategy. fields: values from ``_field_values``."""
-    of_source = dict(fields)
-    of_learner = {"batch": of_source.pop("batch")} if "batch" in fields else {}
     source: Any = run.source
     learner: Any = run.learner
-    learner = dataclasses.replace(learner, **of_learner)
-    source = dataclasses.replace(source, **of_source)
+    if "batch" in fields:
+        learner = dataclasses.replace(learner, batch=fields["batch"])
+    source = dataclasses.replace(source, **{name: v for name, v in fields.items() if name != "batch"})
     if replicas == 1:  # the strategy makes no difference
         chosen = run.strategy if run.replicas == 1 else strategy("all-reduce")()
     return dataclasses.replace(run, replicas=replicas, strategy=chosen, source=source, learner=learner)
@@ -179,9 +194,11 @@ def _values(before: Any, after: Any, name: str) -> tuple[Any, Any]:
 
 
 def runs_with_exchange(run: Run, cores: int) -> list[Run]:
-    """Runs whose exchange must be measured for a search: one for each strategy and number of replicas."""
+    """Runs whose exchange must be measured for a search, on the CPU: one for each strategy and number of
+    replicas."""
     found: dict[tuple[str, int], Run] = {}
-    for candidate in candidates(run, cores):
+    # on the CPU with one thread each there are the most replicas
+    for candidate in candidates(dataclasses.replace(run, placement=Placement()), cores):
         if candidate.replicas > 1:
             found.setdefault((repr(candidate.strategy), candidate.replicas), candidate)
     return list(found.values())

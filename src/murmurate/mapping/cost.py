@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from murmurate.mapping.primitives import PRIMITIVES, Shape, producers, records_of, shape_of
+from murmurate.mapping.primitives import (
+    PRIMITIVES,
+    Shape,
+    computing_threads,
+    most_processes,
+    producers,
+    records_of,
+    shape_of,
+)
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
+from murmurate.mapping.variants import placed_on_cpu
 from murmurate.training.run import Run
 
 _EXPOSED = 0.6  # share of a handover during which a core is idle, where cores are shared
@@ -56,11 +65,14 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     if costs is None or shape is None or set(costs.lines) != set(PRIMITIVES):
         raise NotMeasured(f"the costs of {run.recipe}")
     actors = producers(run)
-    threads = run.placement.threads
+    threads, computing = run.placement.threads, computing_threads(run)
     processes = run.replicas * (1 + actors) + run.strategy.centre
-    computing = threads * processes  # all threads, also those of actors and of a centre
-    seconds = _batch_seconds(costs, shape, max(1, profile.cores // threads), processes)
-    # the exchange was measured among as many processes, which shared the cores already
+    seconds = _batch_seconds(costs, shape, most_processes(run, profile.cores), processes)
+    if actors:  # they are on the CPU, with one thread each, wherever the learner is
+        of_actors = profile.recipes.get(key(placed_on_cpu(run)), costs)
+        acting_seconds = _batch_seconds(of_actors, shape, profile.cores, processes)
+        seconds |= {name: s for name, s in acting_seconds.items() if not _is_learner_work(name)}
+    # the exchange was measured among as many processes of one thread, which shared the cores already
     learners = threads * (run.replicas + run.strategy.centre)
     shared = max(1.0, learners / profile.cores) * _crowd(costs, learners, profile.cores)
     seconds["exchange"] = _exchange(run, costs, profile) / shared
@@ -87,12 +99,12 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         "learner": total + handover,
         "actors": (acting + handover) / actors,
         # a core is not idle for the whole handover: another process can use it for a part of that time
-        "cores": crowd * threads * run.replicas * (learning + acting) / profile.cores + _EXPOSED * handover,
+        "cores": crowd * run.replicas * (threads * learning + acting) / profile.cores + _EXPOSED * handover,
     }
     bottleneck = max(stages, key=lambda name: stages[name])
     descheduled = _descheduled(run, computing, profile.cores)
     rate = 1 / (stages[bottleneck] + descheduled)
-    busy = threads * run.replicas * (learning + acting) * rate
+    busy = run.replicas * (threads * learning + acting) * rate
     own = learning - seconds["exchange"] + handover + descheduled
     least = max(stages["actors"], stages["cores"]) + descheduled
     return _prediction(run, shape, rate, seconds, bottleneck, busy, own, least)
@@ -124,8 +136,8 @@ def _is_learner_work(primitive: str) -> bool:
 
 
 def _batch_seconds(costs: RecipeCosts, shape: Shape, most: int, processes: int) -> dict[str, float]:
-    """Seconds of each primitive for one batch of a replica. most: number of processes that keep all cores
-    busy."""
+    """Seconds of each primitive for one batch of a replica. most: number of processes for which
+    ``costs.busy`` holds."""
     loaded = (min(processes, most) - 1) / (most - 1) if most > 1 else 0.0
     return {
         name: shape.calls(name)

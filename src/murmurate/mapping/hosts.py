@@ -45,9 +45,9 @@ def on_hosts(
     log(f"{hosts} hosts, {'assumed' if link is None else link.how} network: {network}")
     if run.compression != "none":
         log(f"compression is not modelled: vectors are counted as without --compression {run.compression}")
-    deviation = profile.recipes[key(run)].deviation
     for candidate in best:
         variant, prediction = candidate.run, candidate.prediction
+        deviation = profile.recipes[key(variant)].deviation
         replicas = hosts * variant.replicas
         for chosen in [variant.strategy] if variant.replicas > 1 else strategies_of(run):
             if Capability.SHARED_MEMORY in chosen.needs:

@@ -131,7 +131,7 @@ def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2)
     log(f"{run.recipe}: {own:,.0f} env steps to a return of {target:g}")
     exponents: dict[str, float] = {}
     missed = []
-    for name, before, after in variants(run):
+    for name, before, after in factor_pairs(run):
         ratio = factors(after)[name] / factors(before)[name]
         steps = needed(after) / needed(before) if math.isfinite(needed(before)) else math.inf
         if math.isfinite(steps):
@@ -155,7 +155,7 @@ def check_returns(run: Run) -> None:
         )
 
 
-def variants(run: Run) -> Iterator[tuple[str, Run, Run]]:
+def factor_pairs(run: Run) -> Iterator[tuple[str, Run, Run]]:
     """Pairs of runs that differ in one factor alone, with its name. One of each pair is ``run`` itself, or of
     as many replicas, two at least, with all-reduce."""
     source: Any = run.source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -16,18 +16,25 @@ from murmurate.mapping.candidates import changes
 from murmurate.mapping.check import measured
 from murmurate.mapping.cost import predict
 from murmurate.mapping.lines import fit
-from murmurate.mapping.pilot import Pilot
-from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES, records_of, shape_of
-from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
-from murmurate.mapping.rounds import Measured, Repeated, in_rounds, milliseconds, sizes
+from murmurate.mapping.pilot import Pilot, sizes
+from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES, on_cpu, records_of, shape_of
+from murmurate.mapping.profile import (
+    DeviceProfile,
+    RecipeCosts,
+    exchange_key,
+    key,
+    variant_key,
+    with_usual_period,
+)
+from murmurate.mapping.rounds import Measured, Repeated, in_rounds, last_line, milliseconds
 from murmurate.mapping.variants import variants_here
-from murmurate.spec import Placement
 from murmurate.strategies.solo import Solo
 from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 
 Log = Callable[[str], None]
 _HANDOVER_SECONDS = 4.0
+_CLEARLY = 0.95  # a smaller gain of several threads may be noise
 _MUCH_BUSY = 0.2  # share of the cores that others use, above which measured costs mean little
 
 
@@ -43,13 +50,17 @@ def add_variants(
     profile: DeviceProfile, run: Run, log: Log, again: bool = False, keep: Callable[[], None] = lambda: None
 ) -> bool:
     """Measure the primitives of ``run`` and of its variants for this machine: of those that the profile
-    lacks, or of all if they are to be measured ``again``. ``keep`` is called after each that is added.
+    lacks, or of all if they are to be measured ``again``. ``keep`` is called when the profile has changed.
     Returns False if nothing was measured.
 
-    A variant that fails is left out. Raises Refusal and RunFailed for ``run`` itself as ``in_rounds`` does.
+    A variant that fails, or whose several threads are not faster than one, is left out. Raises Refusal and
+    RunFailed for ``run`` itself as ``in_rounds`` does.
     """
-    known: set[str] = set() if again else {*profile.recipes, *profile.slower}
-    missing = [variant for variant in variants_here(run, profile.cores) if key(variant) not in known]
+    missing = [
+        variant
+        for variant in variants_here(run, profile.cores)
+        if again or (key(variant) not in profile.recipes and variant_key(variant) not in profile.left_out)
+    ]
     if not missing:
         return False
     if (busy := busy_elsewhere()) > _MUCH_BUSY:
@@ -58,31 +69,47 @@ def add_variants(
             "them, and measure again: --profile"
         )
     log(f"measuring {run.recipe} on this machine")
+    missing.sort(key=lambda variant: not on_cpu(variant))  # actors of learners on GPUs are on the CPU
     names = {" ".join([run.recipe, *changes(run, variant)]): variant for variant in missing}
-    for name, variant in list(names.items()):
-        if variant != run and variant.placement.threads > 1 and not _threads_pay(variant, name, log):
-            del names[name]
-            profile.slower = sorted({*profile.slower, key(variant)})
-            keep()
-    for name, found in in_rounds(names, run, profile.cores, log).items():
-        add_costs(profile, found, name, log)
-        keep()
+    several = {name: v for name, v in names.items() if v.placement.threads > 1 and v != run}
+    added: set[str] = set()
+
+    def add(group: Mapping[str, Run]) -> None:
+        for name, found in in_rounds(group, run, profile.cores, log):
+            try:
+                add_costs(profile, found, name, log)
+            except (Refusal, RunFailed) as failure:
+                if found.run == run:
+                    raise
+                log(f"left out: {name}: {last_line(failure)}")
+            else:
+                added.add(name)
+                keep()
+
+    add({name: variant for name, variant in names.items() if name not in several})
+    add({name: variant for name, variant in several.items() if _threads_pay(variant, name, log)})
+    failed = {variant_key(variant) for name, variant in names.items() if name not in added}
+    profile.left_out = sorted({*profile.left_out, *failed} - {variant_key(names[name]) for name in added})
+    for name, variant in names.items():
+        if name not in added:
+            profile.recipes.pop(key(variant), None)  # of an earlier measurement
+    keep()
     return True
 
 
 def _threads_pay(variant: Run, name: str, log: Log) -> bool:
-    """Whether the largest pilot of ``variant`` is faster than the same one with one thread."""
+    """Whether the largest pilot of ``variant`` is clearly faster than the same one with one thread."""
     largest = sizes(variant)[-1]
-    several, one = Repeated(largest), Repeated(dataclasses.replace(largest, placement=Placement()))
+    placement = dataclasses.replace(largest.placement, threads=1)
+    several, one = Repeated(largest), Repeated(dataclasses.replace(largest, placement=placement))
     try:
         for pilot in (several, one, several, one):
             pilot.measure()
     except (Refusal, RunFailed) as failure:
-        log(f"left out: {name}: {failure}")
+        log(f"left out: {name}: {last_line(failure)}")
         return False
-    times = milliseconds(several.fastest), milliseconds(one.fastest)
-    log(f"{name}: {times[0]:.2f} ms; {times[1]:.2f} ms with one thread")
-    return times[0] < times[1]
+    log(f"{name}: {several.newest}; with one thread {milliseconds(one.fastest):.2f} ms")
+    return milliseconds(several.fastest) < _CLEARLY * milliseconds(one.fastest)
 
 
 def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> RecipeCosts:
@@ -91,14 +118,14 @@ def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> R
     run, pilots = found.run, [pilot.fastest for pilot in found.sizes]
     busy, crowded = found.busy.fastest, found.crowded.fastest
     all_busy, shared = milliseconds(busy), milliseconds(crowded)
-    if found.busy is not found.sizes[0]:
+    if found.crowded is not found.sizes[0]:
         log(
-            f"{name}: {milliseconds(pilots[0]):.2f} ms alone, {all_busy:.2f} ms with all cores busy, "
-            f"{shared:.2f} ms with two threads a core"
+            f"{name}: {milliseconds(pilots[0]):.2f} ms alone, {all_busy:.2f} ms in {found.busy.processes} "
+            f"processes at once, {shared:.2f} ms in {found.crowded.processes}"
         )
     if unsteady := sum(not pilot.is_steady for pilot in found.pilots):
         log(
-            f"{name}: {unsteady} of {len(found.pilots)} pilots took another time in each round. Other "
+            f"{name}: {unsteady} of {len(found.pilots)} pilots took different times in all rounds. Other "
             "programs, or other users of this machine, disturb them: measure again with --profile."
         )
     before = profile.recipes.get(key(run))
@@ -115,7 +142,7 @@ def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> R
     )
     profile.recipes[key(run)] = costs
     profile.renew()
-    if hasattr(run.source, "actors") and profile.cores >= 2 * run.placement.threads:
+    if hasattr(run.source, "actors") and profile.cores > run.placement.threads:
         costs.handover_seconds = _handover(profile, run, log)
     return costs
 

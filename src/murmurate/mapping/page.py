@@ -32,7 +32,7 @@ def write_page(
     path: Path, run: Run, profile: DeviceProfile, found: Sequence[Candidate], checked: Mapping[str, float]
 ) -> Path:
     """Write the plan of ``run`` as one self-contained HTML file. Returns ``path``."""
-    best, costs = found[0], profile.recipes[key(run)]
+    best, costs = found[0], profile.recipes[key(found[0].run)]
     rows = [
         {
             "name": c.name,

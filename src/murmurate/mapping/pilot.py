@@ -32,6 +32,7 @@ _ENOUGH_ITERATIONS, _LEAST_ITERATIONS = 4 * _WINDOWS, 3
 _LONGEST_SECONDS = 40.0
 _WARM_UP_SHARE = 0.3
 _FEW_TRANSITIONS = 2_000  # transitions in the replay when learning begins
+_IMAGES_ON_DEVICE = 50_000
 _STEPS_OF_A_TURN = 8  # of each simulator, where collecting and learning alternate
 
 
@@ -120,7 +121,55 @@ def pilot_run(run: Run) -> Run:
             "their own."
         )
     found = steady(run)
-    return dataclasses.replace(found, source=in_one_process(found.source), strategy=Solo(), replicas=1)
+    source = _with_few_images(in_one_process(found.source))
+    return dataclasses.replace(found, source=source, strategy=Solo(), replicas=1)
+
+
+def sizes(run: Run) -> list[Run]:
+    """Pilots of ``run``: first with its own simulators and batch, then with fewer and more of each."""
+    base = pilot_run(run)
+    if base.learner.requires.kind == "examples":
+        batch = base.learner.requires.batch  # type: ignore[attr-defined]
+        return [_with_batch(base, size) for size in (batch, max(1, batch // 4), 2 * batch)]
+    source: Any = base.source
+    own = source.simulators // max(1, getattr(run.source, "actors", 0))
+    pilots = [base]
+    requires: Any = base.learner.requires
+    least = getattr(requires, "simulators", 1)
+    for simulators in dict.fromkeys((max(1, own // 4), own, 2 * source.simulators)):
+        if simulators != source.simulators and simulators >= least:
+            pilots.append(
+                dataclasses.replace(base, source=dataclasses.replace(source, simulators=simulators))
+            )
+    if requires.kind == "transitions":
+        for batch in (max(8, requires.batch // 4), 4 * requires.batch):
+            # as many env steps for each batch as the recipe has
+            ratio = source.replay.samples_per_insert * batch / requires.batch
+            starts = min(max(source.replay.learning_starts, batch), source.replay.capacity)
+            replay = dataclasses.replace(source.replay, samples_per_insert=ratio, learning_starts=starts)
+            changed = dataclasses.replace(base, source=dataclasses.replace(source, replay=replay))
+            pilots.append(_with_batch(changed, batch))
+    if requires.kind == "sequences":
+        pilots += [_with_batch(base, size) for size in (max(1, requires.batch // 4), 4 * requires.batch)]
+    return pilots
+
+
+def _with_batch(run: Run, batch: int) -> Run:
+    learner: Any = run.learner
+    return dataclasses.replace(run, learner=dataclasses.replace(learner, batch=batch))
+
+
+def _with_few_images(source: Any) -> Any:
+    """``source`` with a smaller replay if its images are on a device, whose memory each of several pilots
+    takes at once."""
+    replay = getattr(source, "replay", None)
+    if getattr(replay, "images", "host") == "host":
+        return source
+    capacity = min(replay.capacity, _IMAGES_ON_DEVICE)
+    starts = min(replay.learning_starts, capacity)
+    return dataclasses.replace(
+        source, replay=dataclasses.replace(replay, capacity=capacity, learning_starts=starts)
+    )
 
 
 def in_one_process(source: Any) -> Any:
@@ -200,7 +249,9 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     run_state.open()
     iterations: list[dict[str, float]] = []
     world: Any = TimedWorld(run.world, clock)
-    timed = dataclasses.replace(run, world=world)
+    own_device = str(run.placement.device(fabric.rank))  # processes at once share GPUs as replicas do
+    placement = dataclasses.replace(run.placement, devices=(own_device,))
+    timed = dataclasses.replace(run, world=world, placement=placement)
     own_folder = Path(folder) / str(fabric.rank)
     (own_folder / "checkpoints").mkdir(parents=True)
     began: list[float] = []

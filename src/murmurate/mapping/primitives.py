@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from murmurate.training.run import Run
 
 Size = Literal["simulators", "batch", "none"]
 FLOAT_BYTES = 4
+_LEARNERS_OF_A_GPU = 4  # each has a CUDA context, which takes about half a GB
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,24 @@ def producers(run: Run) -> int:
     if hasattr(source, "decoders"):
         return int(source.decoders(run))
     return int(getattr(source, "actors", 0))
+
+
+def on_cpu(run: Run) -> bool:
+    """Whether all learners of ``run`` are on the CPU."""
+    return all(torch.device(name).type == "cpu" for name in run.placement.devices)
+
+
+def computing_threads(run: Run) -> int:
+    """Number of threads that compute in ``run``. Those of its placement are the learners' and a centre's;
+    actors and decoders have one each."""
+    learners = run.placement.threads * (run.replicas + run.strategy.centre)
+    return learners + run.replicas * producers(run)
+
+
+def most_processes(run: Run, cores: int) -> int:
+    """Number of learners that keep the cores, or the GPUs, of ``run``'s placement busy."""
+    most = max(1, cores // run.placement.threads)
+    return most if on_cpu(run) else min(most, _LEARNERS_OF_A_GPU * len(run.placement.devices))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from murmurate.errors import Refusal, cause_of
 from murmurate.mapping.learning import Learning, digest
 from murmurate.mapping.lines import Line
-from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.mapping.primitives import PRIMITIVES, shape_of
 from murmurate.record.stored import UNSOUND, output
 from murmurate.training.run import Run
 from murmurate.training.run_folder import hardware, plain, versions
@@ -64,11 +64,12 @@ class Link:
 
 @dataclass
 class DeviceProfile:
-    """cores: number of cores of the host. device: ``cpu`` or ``cuda:0``. date, hardware, versions: of the
-    newest measurement. recipes: costs of recipes, by ``key``. exchange: seconds that a strategy adds to an
-    update, as a line in the number of parameters, by ``exchange_key``. links: links by name. watts: power of
-    a busy core, if that is known. slower: keys of runs that are not faster with their threads than with one,
-    whose costs were not measured."""
+    """cores: number of cores of the host. device: that of the first run that was measured. date, hardware,
+    versions: of the newest measurement. recipes: costs of recipes, by ``key``. exchange: seconds that a
+    strategy adds to an update, as a line in the number of parameters, by ``exchange_key``. links: links by
+    name. watts: power of a busy core, if that is known. left_out: variants (``variant_key``) that failed, or
+    are not faster with several threads than with one: only another measurement of everything tries them
+    again."""
 
     cores: int
     device: str = "cpu"
@@ -79,7 +80,7 @@ class DeviceProfile:
     exchange: dict[str, Line] = field(default_factory=dict)
     links: dict[str, Link] = field(default_factory=dict)
     watts: float | None = None
-    slower: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @classmethod
     def here(cls, cores: int, device: str) -> DeviceProfile:
@@ -114,6 +115,12 @@ def key(run: Run) -> str:
     if hasattr(run.source, "augment"):
         parts.append(plain(run.source.augment))
     return f"{run.world.name} {run.learner.name} {digest(parts)}"
+
+
+def variant_key(run: Run) -> str:
+    """``key`` with the sizes of ``run``, on which it depends whether several threads pay."""
+    shape = shape_of(run)
+    return key(run) if shape is None else f"{key(run)} {shape.simulators}x{shape.rows}"
 
 
 # fields of a learner that change no primitive's cost at a given size
@@ -189,8 +196,8 @@ def load(path: Path) -> DeviceProfile:
         int(profile.hardware.get("memory_bytes", 0))
         if not isinstance(profile.hardware.get("gpus", []), list):
             raise ValueError("gpus must be a list of names")
-        if not all(isinstance(name, str) for name in profile.slower):
-            raise ValueError("slower must be a list of keys")
+        if not all(isinstance(name, str) for name in profile.left_out):
+            raise ValueError("left_out must be a list of names")
     except OSError as error:
         raise Refusal(f"{path}: {cause_of(error)}. {_REMEDY}") from error
     except UNSOUND as error:

@@ -20,7 +20,7 @@ from murmurate.mapping.candidates import Candidate, candidates, changes
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by, unknown_factors
-from murmurate.mapping.primitives import PRIMITIVES, producers
+from murmurate.mapping.primitives import PRIMITIVES, on_cpu, producers
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.variants import variants
 from murmurate.spec import usable_cores
@@ -44,13 +44,15 @@ def search(
 
     Raises Refusal if the profile lacks the costs of this recipe, or what the objective needs.
     """
-    own = _Search(run, profile, objective, hosts, log, _checked(run, profile, objective, log))
-    found = own.on_one_host()
+    searching = _Search(run, profile, objective, hosts, log, _checked(run, profile, objective, log))
+    found = searching.on_one_host()
     if hosts > 1:
         placed = on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, log)
-        found = own.sorted(own.candidate(whole, p, one.bytes) for one, whole, p in placed if own.knows(whole))
-    missed = f"other {', '.join(sorted(own.unknown))}: such runs missed the target, or were not trained"
-    if not found and own.unknown:
+        found = searching.ranked(
+            searching.candidate(whole, p, one.bytes) for one, whole, p in placed if searching.knows(whole)
+        )
+    missed = f"other {', '.join(sorted(searching.unknown))}: such runs missed the target, or were not trained"
+    if not found and searching.unknown:
         raise Refusal(
             f"every configuration is left out, as it has {missed}. Use a lower --target, or --objective "
             "throughput."
@@ -59,7 +61,7 @@ def search(
         raise Refusal(f"no configuration can be simulated on {hosts} hosts: see above. Leave out --hosts.")
     for candidate in found:
         candidate.why = _why(candidate, found[0], hosts * profile.cores)
-    if own.unknown:
+    if searching.unknown:
         found[0].why += f"; left out are those with {missed}"
     return found
 
@@ -104,7 +106,7 @@ class _Search:
             )
         for name in sorted(unmeasured):
             self.log(f"left out, because the profile lacks {name}")
-        return self.sorted(found)
+        return self.ranked(found)
 
     def _fitting(self) -> Iterator[tuple[Run, int]]:
         """The configurations that fit in memory, with the bytes that they need."""
@@ -112,9 +114,9 @@ class _Search:
         vector_bytes, available = planned_bytes(run) or 0, _memory_bytes(profile)
         # the rule must know what a period costs in env steps
         has_periods = self.learning is not None and "period" in self.learning.exponents
-        known = [v for v in variants(run, profile.cores, profile.gpus) if key(v) in profile.recipes]
+        known = [v for v in variants(run, profile.cores, _gpus(profile)) if key(v) in profile.recipes]
         for candidate in candidates(run, profile.cores, self.objective == "time" and has_periods, known):
-            if self.objective == "energy" and not _only_cpu(candidate):
+            if self.objective == "energy" and not on_cpu(candidate):
                 continue
             try:
                 needed = needed_bytes(candidate, vector_bytes)
@@ -138,7 +140,7 @@ class _Search:
         words, unit = changes(self.run, run), UNITS[self.objective].format(unit=self.run.unit)
         return Candidate(" ".join(words) or UNCHANGED, run, value, unit, "", prediction, words, size)
 
-    def sorted(self, found: Iterable[Candidate]) -> list[Candidate]:
+    def ranked(self, found: Iterable[Candidate]) -> list[Candidate]:
         """Best first."""
         return sorted(found, key=lambda c: -c.predicted if self.objective == "throughput" else c.predicted)
 
@@ -176,7 +178,7 @@ def check_objective(run: Run, profile: DeviceProfile, objective: Objective) -> N
             f"Measure it with these: murmurate plan {run.recipe} --profile --target {learning.target:g}; or "
             "use --objective throughput."
         )
-    if objective == "energy" and not _only_cpu(run):
+    if objective == "energy" and not on_cpu(run):
         raise Refusal(
             "the power of a GPU is unknown, so energy cannot be predicted. Use --placement.devices cpu, or "
             "--objective throughput."
@@ -188,8 +190,9 @@ def check_objective(run: Run, profile: DeviceProfile, objective: Objective) -> N
         )
 
 
-def _only_cpu(run: Run) -> bool:
-    return all(torch.device(name).type == "cpu" for name in run.placement.devices)
+def _gpus(profile: DeviceProfile) -> int:
+    """Number of GPUs that torch sees here; of another machine, of those that the profile names."""
+    return torch.cuda.device_count() if profile.is_here(usable_cores()) else profile.gpus
 
 
 def _memory_bytes(profile: DeviceProfile) -> int:
@@ -226,11 +229,10 @@ def _why(candidate: Candidate, best: Candidate, cores: int) -> str:
     actors = producers(run)
     kind = "actors" if hasattr(run.source, "actors") else "decoding processes"
     processes = run.replicas * (1 + actors) + run.strategy.centre
-    of_threads = f" of {run.placement.threads} threads" * (run.placement.threads > 1)
     limits = {
         "learner": f"the learner limits it, mostly {parts}",
         "actors": f"its {actors} {kind} limit it, mostly {parts}",
-        "cores": f"{processes} processes{of_threads} share {cores} cores",
+        "cores": f"{processes} processes share {cores} cores",
     }[prediction.bottleneck]
     if candidate is best:
         return f"best of those predicted: {limits}; {prediction.busy:.1f} of {cores} cores are busy"

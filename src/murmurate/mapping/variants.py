@@ -14,6 +14,7 @@ from murmurate.spec import Placement
 from murmurate.training.run import Run
 
 PRECISIONS = ("float32", "bfloat16")
+_MOST_THREADS = 8  # more hardly ever pay for nets of the sizes that agents have
 
 
 def in_precision(run: Run, precision: str) -> Run | None:
@@ -34,32 +35,33 @@ def with_faster_precision(run: Run) -> list[Run]:
 
 
 def variants_here(run: Run, cores: int) -> list[Run]:
-    """The variants that are measured on this machine; ``run`` is the first. Each placement is measured in
-    the precision of ``run``, and in the one that its device is faster in."""
+    """The variants whose costs are measured on this machine; ``run`` is the first. Each placement is measured
+    in the precision of ``run``, and in the one that its device is faster in."""
     placed = _placed(run, cores, torch.cuda.device_count())
     return [each for one in placed for each in with_faster_precision(one)]
 
 
 def variants(run: Run, cores: int, gpus: int) -> list[Run]:
-    """All variants on a host with so many cores and GPUs; ``run`` is the first."""
+    """All variants of which a profile of a host with so many cores and GPUs may hold costs; ``run`` is the
+    first."""
     placed = _placed(run, cores, gpus)
     found = [*placed, *(in_precision(one, precision) for one in placed for precision in PRECISIONS)]
     return _distinct(each for each in found if each is not None)
 
 
 def _placed(run: Run, cores: int, gpus: int) -> list[Run]:
-    """``run``, and it on the CPU with one thread and with one for each core, and on all GPUs with the images
-    of its replay in host memory and on the GPU."""
-    found = [run]
-    found += [_on_cpu(run, threads) for threads in (1, cores)]
-    if gpus:
-        on_gpus = Placement(tuple(f"cuda:{i}" for i in range(gpus)))
+    """``run``, and it on the CPU with one thread and with several, and on all GPUs with the images of its
+    replay in host memory and on the GPU."""
+    found = [run, *(placed_on_cpu(run, threads) for threads in (1, min(cores, _MOST_THREADS)))]
+    on_gpus = Placement(tuple(f"cuda:{i}" for i in range(gpus)))
+    if gpus and run.placement.devices != ("cuda",):  # which is the first one
         placed = dataclasses.replace(run, placement=on_gpus)
         found += [_with_images(placed, place) for place in ("host", "device")]
     return _distinct(found)
 
 
-def _on_cpu(run: Run, threads: int) -> Run:
+def placed_on_cpu(run: Run, threads: int = 1) -> Run:
+    """``run`` with its learners, and the images of its replay, on the CPU."""
     return _with_images(dataclasses.replace(run, placement=Placement(threads=threads)), "host")
 
 
