@@ -162,8 +162,8 @@ def _with_batch(run: Run, batch: int) -> Run:
 def _with_few_images(source: Any) -> Any:
     """``source`` with a smaller replay if its images are on a device, whose memory each of several pilots
     takes at once."""
-    replay = getattr(source, "replay", None)
-    if getattr(replay, "images", "host") == "host":
+    replay: Any = getattr(source, "replay", None)
+    if replay is None or replay.images == "host":
         return source
     capacity = min(replay.capacity, _IMAGES_ON_DEVICE)
     starts = min(replay.learning_starts, capacity)
