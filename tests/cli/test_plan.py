@@ -55,6 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    # each other size is another question, whose answer takes seconds
+    monkeypatch.setattr(measure, "_threads_pay", lambda *_: False)
 
 
 def planned(capsys: Capture, *words: str) -> list[dict[str, Any]]:
@@ -342,8 +344,7 @@ def test_a_target_asks_for_the_time_to_it(monkeypatch: pytest.MonkeyPatch, capsy
 def test_other_programs_that_keep_the_cores_busy_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(measure, "_threads_pay", lambda *_: False)
-    monkeypatch.setattr(measure, "in_rounds", lambda *_: {})
+    monkeypatch.setattr(measure, "in_rounds", lambda *_: [])
     monkeypatch.setattr(measure, "add_exchange", lambda *_: False)
     for share, expected in ((0.05, False), (0.6, True)):
         monkeypatch.setattr(measure.psutil, "cpu_percent", lambda *_, **__: [100 * share] * 4096)  # noqa: B023
