@@ -23,6 +23,7 @@ from murmurate.mapping.primitives import (
 )
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
 from murmurate.mapping.variants import placed_on_cpu
+from murmurate.spec import Placement
 from murmurate.training.run import Run
 
 _EXPOSED = 0.6  # share of a handover during which a core is idle, where cores are shared
@@ -68,7 +69,7 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     threads, computing = run.placement.threads, computing_threads(run)
     processes = run.replicas * (1 + actors) + run.strategy.centre
     seconds = _batch_seconds(costs, shape, most_processes(run, profile.cores), processes)
-    if actors:  # they are on the CPU, with one thread each, wherever the learner is
+    if actors and run.placement != Placement():  # they are on the CPU, with one thread each
         of_actors = profile.recipes.get(key(placed_on_cpu(run)), costs)
         acting_seconds = _batch_seconds(of_actors, shape, profile.cores, processes)
         seconds |= {name: s for name, s in acting_seconds.items() if not _is_learner_work(name)}
