@@ -196,6 +196,15 @@ def test_a_folder_of_shards_that_is_gone_is_missing(pattern, tmp_path):
     refuse_missing(world)
 
 
+def test_a_tar_file_that_is_named_twice_is_refused(tmp_path):
+    pattern = write_shards(tmp_path, shards=2)
+    with pytest.raises(Refusal, match=r"000001\.tar more than once"):
+        shards_world(tmp_path / "{000000,000001,000001}.tar").divided()
+    (tmp_path / "other").symlink_to(tmp_path)
+    with pytest.raises(Refusal, match=r"000001\.tar is in both world.path and world.test_path"):
+        shards_world(pattern, test_path=str(tmp_path / "other" / "000001.tar")).divided()
+
+
 def test_test_images_of_other_classes_than_the_training_images_are_refused(tmp_path):
     for name, classes in (("train", 2), ("test", 3)):
         (tmp_path / name).mkdir()

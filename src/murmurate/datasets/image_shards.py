@@ -74,8 +74,8 @@ class ShardsWorld(ImageFilesWorld):
 
     def load(self) -> ImageData:
         """The index of all images; its digest is of the shards' names, and of the places and labels of the
-        images in them. Raises Refusal for shards that are missing, or damaged without ``skip_bad``, and for
-        images without a valid label."""
+        images in them. Raises Refusal for shards that are missing, or damaged without ``skip_bad``, that are
+        named twice or in both parts, and for images without a valid label."""
         check_sizes(self.size, self.shortest)
         if not self.path:
             raise Refusal("say where the shards are: --world.path 'train-{000000..000146}.tar'.")
@@ -168,6 +168,11 @@ def _read(
         for part, pattern in (("train", path), ("test", test_path))
         if pattern
     }
+    if shared := _files_of(path) & _files_of(test_path):
+        raise Refusal(
+            f"{min(shared)} is in both world.path and world.test_path, so images would be tested that are "
+            "trained on. Leave it out of one."
+        )
     for part, index in indices.items():
         refuse_unlearned(test_path if part == "test" else path, indices["train"].labels, index.labels)
     greatest = max(int(index.labels.max()) for index in indices.values())
@@ -187,8 +192,14 @@ def _read(
     return ImageData(files["train"], names, None, files.get("test"), digest, skipped)
 
 
+def _files_of(pattern: str) -> set[str]:
+    return set(map(os.path.realpath, expand(pattern))) if pattern else set()
+
+
 def _index(pattern: str, skip_bad: bool, skipped: Counter[str]) -> ShardIndex:
     paths = expand(pattern)
+    if repeated := [path for path, count in Counter(map(os.path.realpath, paths)).items() if count > 1]:
+        raise Refusal(f"{pattern} means {repeated[0]} more than once. Name each file once.")
     columns = [array("q") for _ in range(4)]  # shards, offsets, sizes, labels
     for number, path in enumerate(paths):
         refuse_special(Path(path))
