@@ -13,6 +13,7 @@ from murmurate.cli.main import main
 from murmurate.conformance.smallest import altered
 from murmurate.launch import launcher
 from murmurate.recipes import stored
+from murmurate.training import preflight as checks
 from murmurate.training import session
 from murmurate.training.run import Run
 from murmurate.training.session import Finish
@@ -21,7 +22,7 @@ SHORT = ("--launcher", "inline", "--updates", "2", "--simulators", "2", "--eval-
 
 
 def preflight(run: Run) -> None:
-    session.preflight(run, launcher(run.launcher))
+    checks.preflight(run, launcher(run.launcher))
 
 
 def train(run: Run, folder: Path) -> Finish:

@@ -199,6 +199,11 @@ class World(Protocol):
         """Why no other process can open this world, and what to do; None if every process can."""
         return None
 
+    def is_tried(self) -> bool:
+        """Whether one of its simulators is reset and stepped before a run: for environments that users
+        write."""
+        return False
+
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         """The examples that were left out because they could not be read: (message, counts by cause); None if
         there are none."""

@@ -26,7 +26,8 @@ from murmurate.fabric.processes import memory_limits
 from murmurate.launch.local import Local
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
-from murmurate.training import memory, session
+from murmurate.training import memory
+from murmurate.training import preflight as checks
 from murmurate.training.run_folder import new_folder
 from murmurate.training.session import Finish
 from short_runs import SHORT, altered, content, preflight, refused
@@ -272,10 +273,10 @@ def test_a_launcher_that_cannot_carry_a_strategy_is_named_with_one_that_it_can(
         monkeypatch.setattr(Local, "offers", offered)
         missing = sorted(c.value for c in kind().needs - offered)
         if not missing:
-            session.preflight(run, far)
+            checks.preflight(run, far)
             continue
         with pytest.raises(Refusal) as refusal:
-            session.preflight(run, far)
+            checks.preflight(run, far)
         assert f"{name} needs {' and '.join(missing)}, which the local launcher does not offer" in str(
             refusal.value
         )

@@ -85,6 +85,42 @@ def test_the_order_of_options_does_not_matter(
     assert "Evaluation over 1 game" in capsys.readouterr().out
 
 
+FAULTY = """
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Raises(CartPoleEnv):
+    def step(self, action):
+        raise KeyError("motor")
+
+class WrongShape(CartPoleEnv):
+    def step(self, action):
+        return np.zeros(3), 0.0, False, False, {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Raises", "raised KeyError in step: 'motor'. It failed 6 times in a row (their_envs.py:7 in step)"),
+        ("WrongShape", "raised ValueError in step: its observation has the shape [3], not [4]"),
+    ],
+)
+def test_an_environment_that_fails_at_once_is_refused_once_before_the_run(
+    name: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "their_envs.py").write_text(FAULTY)
+    words = ["--env", f"their_envs.py:{name}", "--algorithm", "a2c", "--replicas", "2", "--updates", "2"]
+    assert main(["train", *words]) == 2
+    assert capfd.readouterr().err.count(sentence) == 1
+    assert not (tmp_path / "runs").exists()
+
+
 FAILS_AT_SEED_1 = """
 from gymnasium.envs.classic_control import CartPoleEnv
 

@@ -198,7 +198,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     from murmurate.mapping.profile import DeviceProfile, key, load
     from murmurate.mapping.search import check_objective
     from murmurate.spec import usable_cores
-    from murmurate.training.session import device_types
+    from murmurate.training.preflight import device_types
 
     path = options.on or PROFILE
     cores = usable_cores()

@@ -22,8 +22,8 @@ def add_options(train: Any) -> None:
 def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     """Train ``run`` once for each seed of ``--seeds``; returns the exit code. Raises Refusal."""
     from murmurate.launch import command_launcher
+    from murmurate.training.preflight import prepared
     from murmurate.training.run_folder import new_folder
-    from murmurate.training.session import prepared
     from murmurate.tuning.sweep import Sweep, read_seeds
 
     seeds = read_seeds(options.seeds)

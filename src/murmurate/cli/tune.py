@@ -67,8 +67,8 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
             "name what shall be searched with --search."
         )
     from murmurate.launch import command_launcher
+    from murmurate.training.preflight import prepared
     from murmurate.training.run_folder import new_folder
-    from murmurate.training.session import prepared
     from murmurate.tuning.objective import read_objective
     from murmurate.tuning.study import Study
 

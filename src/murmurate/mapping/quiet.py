@@ -12,9 +12,9 @@ from murmurate.errors import RunFailed
 from murmurate.launch.local import Local
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.interrupts import signals_restored
+from murmurate.training.preflight import preflight, resolved
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_run
-from murmurate.training.session import preflight, resolved
 
 
 def started(run: Run, folder: Path) -> Coordinator:

@@ -35,9 +35,10 @@ from murmurate.training import checkpoint
 from murmurate.training.data_record import record_data
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
 from murmurate.training.memory import planned_bytes
+from murmurate.training.preflight import preflight, resolved
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_roles, write_run
-from murmurate.training.session import Finish, claimed, exit_status, preflight, resolved
+from murmurate.training.session import Finish, claimed, exit_status
 from murmurate.training.threads import keeping_threads
 from murmurate.training.worker_context import member_state, staging
 

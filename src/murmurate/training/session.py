@@ -9,30 +9,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from murmurate.errors import Refusal, RunFailed, cause_of
 from murmurate.evaluation.interface import reporting
-from murmurate.fabric.interface import Capability, Fabric
-from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.record.callbacks import Result, current_watch
 from murmurate.record.reader import truncate_after
 from murmurate.replica.state_dict import refuse_not_finite
-from murmurate.replicator.learner import Context, Learner
-from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint, run_folder
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_ignored, signals_restored
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.manifest import MANIFEST_NAME
-from murmurate.training.members import group_opener
-from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
 from murmurate.training.place import FolderGone, FollowedFolder
+from murmurate.training.preflight import build_once, preflight, prepared, resolved
 from murmurate.training.restore import (
-    initial_values,
     learners,
     load_agent,
-    refuse_unknown_names,
     refusing_misfits,
     warn_of_other_classes,
     without_initial,
@@ -159,21 +150,6 @@ def claimed(requested: Path | None, name: str) -> Iterator[Path]:
         place.close()
 
 
-def prepared(run: Run, launcher: Launcher) -> Run:
-    """``run`` with its strategy adapted to its learner, checked. Raises Refusal (see ``preflight``)."""
-    # workers may have another working directory
-    initial = None if run.initial is None else str(Path(run.initial).resolve())
-    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy), initial=initial)
-    preflight(run, launcher)
-    return run
-
-
-def resolved(run: Run) -> Run:
-    """``run`` with machine-dependent defaults (``auto``) replaced by their values."""
-    learner = run.learner.resolved(run.world.spec(), run.placement.device(0))
-    return dataclasses.replace(run, learner=learner)
-
-
 @signals_restored()
 def resume(
     folder: Path,
@@ -248,79 +224,6 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     return _carry_out(run, folder, launcher, Resume(newest.resolve(), parts, manifest, seconds))
 
 
-def preflight(run: Run, launcher: Launcher) -> None:
-    """Raise Refusal for every failure that can be foreseen, before anything is changed."""
-    run.validate()
-    launcher.check(run)
-    offered = launcher.capabilities(run)
-    description = f"the {launcher.name} launcher" + " across hosts" * (offered != launcher.offers)
-    check_capabilities(run.strategy, offered, description, device_types(run))
-    if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
-        raise Refusal(
-            f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
-            "mail and register are, collectives and shared memory are not. Leave it out, or use "
-            "--strategy gala."
-        )
-    planned = planned_bytes(run)
-    refuse_too_small(run, planned or 0)
-    learner = _build_once(run)
-    if planned is None:
-        refuse_too_small(run, bytes_of(learner))
-
-
-def device_types(run: Run) -> set[str]:
-    """Those that the placement names. Raises Refusal for a device that does not exist."""
-    device_types = set()
-    for name in run.placement.devices:
-        try:
-            device = torch.device(name)
-        except RuntimeError:
-            raise Refusal(f"'{name}' is no device. Use --placement.devices cpu, or cuda:0.") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise Refusal("the placement names a GPU and torch sees none. Use --placement.devices cpu.")
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise Refusal(
-                f"there is no {name}: torch sees {torch.cuda.device_count()} GPU(s), from cuda:0 up."
-            )
-        device_types.add(device.type)
-    return device_types
-
-
-def _build_once(run: Run) -> Learner:
-    """Build the learner on a simulated fabric, so that errors of the learner or the strategy show before
-    workers start. Raises Refusal."""
-    spec, initial = run.world.spec(), initial_values(run)
-    if any(parts > pixels for parts, pixels in zip(run.grid, spec.observation_shape[1:], strict=False)):
-        sizes = " x ".join(map(str, spec.observation_shape[1:]))
-        raise Refusal(
-            f"--parts {' '.join(map(str, run.parts))} divides images of {sizes} pixels into more parts than "
-            "they have rows or columns. Use fewer, such as --parts 2."
-        )
-
-    def build(fabric: Fabric) -> Learner:
-        replicator = Replicator(run.strategy, fabric, initial=initial, initial_except=run.initial_except)
-        open_group = group_opener(run, fabric, range(fabric.size))
-        context = Context(spec, replicator.replicate, run.seed, open_group=open_group)
-        learner: Learner = run.learner.build(context)
-        return learner
-
-    size = 1 + run.strategy.centre
-    try:
-        built = SimulatedFabric(size, seed=0, keep_log=False).run([build] * size)[0]
-    except (ValueError, RuntimeError, MemoryError, OverflowError) as error:
-        if exceeds_memory(error):
-            raise too_large(run, error) from error
-        if not isinstance(error, ValueError):
-            raise
-        raise Refusal(f"{run.recipe} cannot be made like this: {str(error).rstrip('.')}.") from error
-    if isinstance(built, Crashed):
-        raise RuntimeError("the simulated fabric reported a crash that was not injected")
-    refuse_unknown_names(run, built, initial)
-    if run.grid != (1, 1) and (count := len(built.replicas)) > 1:
-        raise Refusal(f"{run.learner.name} has {count} optimizers, and --parts needs one: leave out --parts.")
-    return built
-
-
 def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
     """Raise Refusal if the checkpoint ``candidate`` is of another network or source, or is damaged in a way
     that its digests do not show."""
@@ -329,7 +232,7 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
         raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
     if missing := checkpoint.lacks(candidate, run):
         raise Refusal(f"{candidate} lacks the part of {missing}.")
-    learner = _build_once(without_initial(run))
+    learner = build_once(without_initial(run))
     for rank in learners(candidate, run.replicas):
         state = checkpoint.read_part(candidate, rank)
         checkpoint.updates(candidate, rank)  # raises Refusal if the count is unreadable

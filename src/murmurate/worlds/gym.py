@@ -132,6 +132,9 @@ class GymWorld(ViewedWorld):
         env = _gym_env.make(self.id, self.name, folder=self.folder)
         return _gym_env.frame_rate(env, super().env_steps_per_second)
 
+    def is_tried(self) -> bool:
+        return not self.served and self.id not in _NAMES
+
     def formats(self) -> Formats:
         if self.vectorization == "vector_entry_point" or self._registered.entry_point is None:
             limit = self.max_episode_steps

@@ -234,6 +234,9 @@ class OwnWorld(ViewedWorld):
             "without served."
         )
 
+    def is_tried(self) -> bool:
+        return not self.served
+
     def formats(self) -> Formats:
         function, _ = _own_env.find_callable(self.target, self.folder, self.name)
         if _own_env.has_parameter(function, "num_envs"):

@@ -1,0 +1,136 @@
+"""What is checked of a run before anything is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.interface import Capability, Fabric
+from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
+from murmurate.replicator.learner import Context, Learner
+from murmurate.replicator.replicator import Replicator, check_capabilities
+from murmurate.spec import World
+from murmurate.training.launcher import Launcher
+from murmurate.training.members import group_opener
+from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
+from murmurate.training.restore import initial_values, refuse_unknown_names
+from murmurate.training.run import Run
+from murmurate.worlds.interface import SimulatorWorld
+
+
+def prepared(run: Run, launcher: Launcher) -> Run:
+    """``run`` with its strategy adapted to its learner, checked. Raises Refusal (see ``preflight`` and
+    ``try_once``)."""
+    # workers may have another working directory
+    initial = None if run.initial is None else str(Path(run.initial).resolve())
+    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy), initial=initial)
+    preflight(run, launcher)
+    try_once(run.world)
+    return run
+
+
+def resolved(run: Run) -> Run:
+    """``run`` with machine-dependent defaults (``auto``) replaced by their values."""
+    learner = run.learner.resolved(run.world.spec(), run.placement.device(0))
+    return dataclasses.replace(run, learner=learner)
+
+
+def preflight(run: Run, launcher: Launcher) -> None:
+    """Raise Refusal for every failure that can be foreseen, before anything is changed."""
+    run.validate()
+    launcher.check(run)
+    offered = launcher.capabilities(run)
+    description = f"the {launcher.name} launcher" + " across hosts" * (offered != launcher.offers)
+    check_capabilities(run.strategy, offered, description, device_types(run))
+    if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
+        raise Refusal(
+            f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
+            "mail and register are, collectives and shared memory are not. Leave it out, or use "
+            "--strategy gala."
+        )
+    planned = planned_bytes(run)
+    refuse_too_small(run, planned or 0)
+    learner = build_once(run)
+    if planned is None:
+        refuse_too_small(run, bytes_of(learner))
+
+
+def try_once(world: World) -> None:
+    """Reset and step a simulator of an environment that a user wrote, so that its faults show once, and
+    before workers start. Raises Refusal if it fails as often as would end a run."""
+    if not world.is_tried():
+        return
+    spec, config = world.spec(), cast(SimulatorWorld, world)
+    shape, dtype = ((), torch.int64) if spec.actions else (spec.action_shape, torch.float32)
+    action = torch.zeros(1, *shape, dtype=dtype)
+    if not spec.actions:
+        low, high = (torch.tensor(bound).view(shape) for bound in (spec.action_low, spec.action_high))
+        action = action.clamp(low, high)
+    simulators = config.open(1, training=True)
+    try:
+        simulators.reset(0)
+        simulators.send(action)
+        simulators.receive()
+    except RunFailed as failure:
+        raise Refusal(str(failure)) from failure
+    finally:
+        with contextlib.suppress(Exception):
+            simulators.close()
+
+
+def device_types(run: Run) -> set[str]:
+    """Those that the placement names. Raises Refusal for a device that does not exist."""
+    device_types = set()
+    for name in run.placement.devices:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise Refusal(f"'{name}' is no device. Use --placement.devices cpu, or cuda:0.") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise Refusal("the placement names a GPU and torch sees none. Use --placement.devices cpu.")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise Refusal(
+                f"there is no {name}: torch sees {torch.cuda.device_count()} GPU(s), from cuda:0 up."
+            )
+        device_types.add(device.type)
+    return device_types
+
+
+def build_once(run: Run) -> Learner:
+    """Build the learner on a simulated fabric, so that errors of the learner or the strategy show before
+    workers start. Raises Refusal."""
+    spec, initial = run.world.spec(), initial_values(run)
+    if any(parts > pixels for parts, pixels in zip(run.grid, spec.observation_shape[1:], strict=False)):
+        sizes = " x ".join(map(str, spec.observation_shape[1:]))
+        raise Refusal(
+            f"--parts {' '.join(map(str, run.parts))} divides images of {sizes} pixels into more parts than "
+            "they have rows or columns. Use fewer, such as --parts 2."
+        )
+
+    def build(fabric: Fabric) -> Learner:
+        replicator = Replicator(run.strategy, fabric, initial=initial, initial_except=run.initial_except)
+        open_group = group_opener(run, fabric, range(fabric.size))
+        context = Context(spec, replicator.replicate, run.seed, open_group=open_group)
+        learner: Learner = run.learner.build(context)
+        return learner
+
+    size = 1 + run.strategy.centre
+    try:
+        built = SimulatedFabric(size, seed=0, keep_log=False).run([build] * size)[0]
+    except (ValueError, RuntimeError, MemoryError, OverflowError) as error:
+        if exceeds_memory(error):
+            raise too_large(run, error) from error
+        if not isinstance(error, ValueError):
+            raise
+        raise Refusal(f"{run.recipe} cannot be made like this: {str(error).rstrip('.')}.") from error
+    if isinstance(built, Crashed):
+        raise RuntimeError("the simulated fabric reported a crash that was not injected")
+    refuse_unknown_names(run, built, initial)
+    if run.grid != (1, 1) and (count := len(built.replicas)) > 1:
+        raise Refusal(f"{run.learner.name} has {count} optimizers, and --parts needs one: leave out --parts.")
+    return built
