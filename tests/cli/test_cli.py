@@ -232,6 +232,20 @@ def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(
     assert content(mine) == {"thesis.tex": b"precious"}
 
 
+def test_a_dry_run_prints_the_settings_that_the_run_would_have_and_leaves_nothing(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "cartpole-gala", *SHORT, "--dry-run"]) == 0
+    said = capsys.readouterr()
+    settings, stored = json.loads(said.out), json.loads((finished / "run.json").read_text())
+    assert settings == {name: stored[name] for name in settings}
+    assert {"strategy", "agent", "replicas", "updates"} <= settings.keys()
+    assert "GiB. Nothing was started." in said.err
+    assert "replicas is 0" in refused(capsys, "train", "cartpole-gala", "--dry-run", "--replicas", "0")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_empty_folder_may_be_given(tmp_path: Path) -> None:
     assert main(["train", "cartpole-gala", *SHORT, "--out", str(tmp_path)]) == 0
 

@@ -42,6 +42,7 @@ def test_what_are_no_seeds_is_refused(text: str) -> None:
         (["--seeds", "0-1", "--seed", "1"], "--seed and --seeds"),
         (["--seeds", "0-1", "--jobs", "0"], "--jobs is 0"),
         (["--jobs", "2"], "--jobs is for several runs"),
+        (["--seeds", "0-1", "--dry-run"], "--dry-run is for one run"),
         (["--seeds", "0-1", "--replicas", "0"], "replicas is 0"),
     ],
 )

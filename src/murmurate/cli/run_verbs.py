@@ -31,6 +31,9 @@ def add_verbs(verbs: Any) -> None:
     add_env(train)
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
+    train.add_argument(
+        "--dry-run", action="store_true", help="print all settings, after every check that precedes a run"
+    )
     sweep.add_options(train)
     train.set_defaults(act=_train, fields=train_fields)
     simulate = verbs.add_parser(
@@ -157,12 +160,14 @@ def _half_named(options: argparse.Namespace, rest: Sequence[str]) -> Refusal:
 
 
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
-    if options.seeds is None:
+    if options.seeds is None and not options.dry_run:
         begin_fork_server(rest)
     run = recipe_run(options, rest)
     verb = f"murmurate train {options.recipe}"
     base, run = run, change(run, rest, verb)
     if options.seeds is not None:
+        if options.dry_run:
+            raise Refusal("--dry-run is for one run, and those of --seeds are alike. Leave out --seeds.")
         return sweep.sweep(run, options, rest)
     if options.jobs != 1:
         raise Refusal("--jobs is for several runs. Give --seeds, as in --seeds 0-4, or leave it out.")
@@ -173,8 +178,24 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     engine = command_launcher(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
         run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
-
+    if options.dry_run:
+        return _show(run, engine)
     return report_end(train(run, options.out, engine, stored))
+
+
+def _show(run: Any, engine: Any) -> int:
+    """Check ``run``, and print its settings and the memory that it needs."""
+    from murmurate.training.memory import needed_bytes, planned_bytes
+    from murmurate.training.preflight import prepared, resolved
+    from murmurate.training.run_folder import plain
+
+    run = resolved(prepared(run, engine))
+    print(json.dumps(plain(run), indent=2))
+    size = planned_bytes(run)
+    memory = "" if size is None else f", and would need at least {needed_bytes(run, size) / 2**30:.2f} GiB"
+    checked = f"{run.recipe} passes every check that precedes a run{memory}. Nothing was started."
+    print(checked, file=sys.stderr)  # beside the settings, which may go to a file
+    return 0
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
