@@ -22,6 +22,7 @@ from murmurate.api.export import export_weights, largest_error
 from murmurate.cli.main import main
 from murmurate.errors import RunFailed
 from murmurate.training.restore import load_agent
+from murmurate.worlds.gym import GymWorld
 from smallest import smallest
 
 MakeModel = Callable[..., murmurate.TrainedModel]
@@ -325,7 +326,7 @@ def test_observations_and_actions_are_the_environments_own(trained: MakeModel) -
 
 
 def test_rescaled_actions_of_stacked_observations_play_in_the_environment(
-    trained: MakeModel, tmp_path: Path
+    trained: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = trained(
         env="gym:Pendulum-v1", algorithm="td3", world={"rescale_actions": True, "frame_stack": 3},
@@ -345,6 +346,11 @@ def test_rescaled_actions_of_stacked_observations_play_in_the_environment(
         np.testing.assert_allclose(exported[0].detach().numpy(), action, rtol=1e-5, atol=1e-6)
         seen, *_ = env.step(action)
         stack = [*stack[1:], seen]
+    monkeypatch.setattr(GymWorld, "formats", lambda world: None)  # as in the Control Suite
+    again = murmurate.load(model.folder)
+    whole = np.concatenate(stack)[None]
+    (exported,) = program(torch.from_numpy(whole))
+    np.testing.assert_allclose(exported.detach().numpy(), again.act(whole), rtol=1e-5, atol=1e-6)
 
 
 def test_an_onnx_policy_with_memory_plays_as_the_agent_does(trained: MakeModel, tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def test_a_history_is_the_last_observations_of_its_own_episode() -> None:
 
 
 def test_rescaled_actions_span_the_bounds() -> None:
+    low, high = GymWorld("Pendulum-v1", rescale_actions=True).rescaled_bounds()
+    assert (low.tolist(), high.tolist()) == ([-2.0], [2.0])
+    assert GymWorld("Pendulum-v1").rescaled_bounds() is None
     plain = GymWorld("Pendulum-v1").open(3, training=True)
     scaled = GymWorld("Pendulum-v1", rescale_actions=True).open(3, training=True)
     assert (scaled.spec.action_low, scaled.spec.action_high) == ((-1.0,), (1.0,))

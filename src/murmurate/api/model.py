@@ -115,9 +115,7 @@ class TrainedModel:
         parameters. Raises Refusal for models without such a function.
         """
         if self._acts:
-            formats = self._formats
-            bounds = (None, None) if formats is None else (formats.low, formats.high)
-            return GreedyPolicy(self._learner, self.spec, *bounds)
+            return GreedyPolicy(self._learner, self.spec, *(self._rescaled_bounds or (None, None)))
         if (program := getattr(self._learner, "program", None)) is None:
             raise Refusal(
                 f"{self.run.learner.name} has no program (.pt2, .onnx). Export its weights: --to "
@@ -187,6 +185,10 @@ class TrainedModel:
     @cached_property
     def _formats(self) -> Formats | None:
         return cast(SimulatorWorld, self.run.world).formats()
+
+    @cached_property
+    def _rescaled_bounds(self) -> Any:
+        return cast(SimulatorWorld, self.run.world).rescaled_bounds()
 
     @cached_property
     def _single_shape(self) -> tuple[int, ...]:
@@ -278,7 +280,11 @@ class TrainedModel:
             return action
         shape = (-1, *self.spec.action_shape)
         low, high = (np.reshape(bound, shape[1:]) for bound in (self.spec.action_low, self.spec.action_high))
-        return np.clip(action.reshape(shape), low, high).astype(np.float32)
+        clipped = np.clip(action.reshape(shape), low, high).astype(np.float32)
+        if self._rescaled_bounds is None:
+            return clipped
+        low, high = self._rescaled_bounds
+        return low + (clipped + 1.0) / 2.0 * (high - low)
 
     # -- all models ---------------------------------------------------------------------------------
 

@@ -41,7 +41,6 @@ class Formats:
     split: the single observations of a batch that is a mapping or tuple of arrays [B, ...]; None for anything
     else.
     act: converts an agent's actions, [B] or [B, *action_shape], to B actions of the environment.
-    low, high: bounds [*action_shape] to which actions from -1 to 1 are scaled; None: they are not scaled.
     """
 
     shape: tuple[int, ...]
@@ -49,8 +48,6 @@ class Formats:
     about: str
     split: Callable[[Any], list[Any] | None]
     act: Callable[[npt.NDArray[Any]], Any]
-    low: npt.NDArray[np.float32] | None = None
-    high: npt.NDArray[np.float32] | None = None
 
 
 class Simulators(Protocol):
@@ -133,6 +130,11 @@ class SimulatorWorld(World, Protocol):
     def formats(self) -> Formats | None:
         """Converts between the user's own environment and an agent; None for a world that is not made of
         users' environments."""
+        return None
+
+    def rescaled_bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+        """The bounds (low, high), each [*action_shape], to which the agent's actions from -1 to 1 are scaled;
+        None if they are not scaled."""
         return None
 
     def open(

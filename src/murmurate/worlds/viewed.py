@@ -11,6 +11,8 @@ import math
 from abc import abstractmethod
 from typing import Any, Self, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -72,6 +74,14 @@ class ViewedWorld(SimulatorWorld):
         """``training`` and ``threads`` have no effect."""
         plain = self._open(simulators, first, picture)
         return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
+
+    def rescaled_bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+        if not self.rescale_actions:
+            return None
+        plain: Self = dataclasses.replace(cast(Any, self), rescale_actions=False)
+        spec = plain.spec()
+        low, high = (np.array(x, np.float32) for x in (spec.action_low, spec.action_high))
+        return low.reshape(spec.action_shape), high.reshape(spec.action_shape)
 
     @abstractmethod
     def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
