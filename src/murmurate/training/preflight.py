@@ -74,8 +74,10 @@ def try_once(world: World) -> None:
     simulators = config.open(1, training=True)
     try:
         simulators.reset(0)
-        simulators.send(action)
-        simulators.receive()
+        while True:  # a step that fails too often raises
+            simulators.send(action)
+            if not simulators.receive().restarts:
+                break
     except RunFailed as failure:
         raise Refusal(str(failure)) from failure
     finally:
