@@ -108,10 +108,10 @@ def files(folder: Path) -> None:
     np.savetxt(folder / "rows.csv", rows, delimiter=",")
     (folder / "ends.py").write_text(ENDS)
     (folder / "my_module.py").write_text(REGISTERED)
-    warehouse, _vector, wide, shared = python("worlds")
+    warehouse, _vector, wide, shared, pair = python("worlds")
     register = 'gymnasium.register("Warehouse-v0", Warehouse, max_episode_steps=100)\n'
     (folder / "warehouse.py").write_text(warehouse + register)
-    (folder / "nets.py").write_text(wide + shared)
+    (folder / "nets.py").write_text(wide + shared + pair)
     (folder / "examples").symlink_to(ROOT / "examples")
 
 

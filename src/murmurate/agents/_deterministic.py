@@ -10,19 +10,16 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._noise import UpdateNoise
-from murmurate.agents._off_policy import check_vector_actions, passes, replicate
+from murmurate.agents._off_policy import passes, policy_and_critics, replicate, target_passes
 from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action, ActsByPolicy
 from murmurate.losses.continuous import clipped_target, squared_error
-from murmurate.nets.control import ControlPolicy, critics
-from murmurate.nets.mlp import layer_widths
-from murmurate.nets.passes import Passes
 from murmurate.nets.target import TargetNetwork
 from murmurate.replay.interface import Sample
 from murmurate.replica.clipping import check_loss
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.spec import Batch, Outcome, derive_generator
+from murmurate.spec import Batch, Outcome
 
 
 class DeterministicAgent(ActsByPolicy):
@@ -33,7 +30,7 @@ class DeterministicAgent(ActsByPolicy):
     round (Zhang 2022, Algorithm 8). target_noise, noise_clip: standard deviation and limit of the noise of
     target actions.
 
-    Gradients are computed without autograd: see ``nets.passes``.
+    Gradients are computed without autograd (see ``nets.passes``), but for nets of the user's own.
     """
 
     def __init__(
@@ -46,15 +43,10 @@ class DeterministicAgent(ActsByPolicy):
         target_noise: float,
         noise_clip: float,
     ) -> None:
-        spec, self.device = context.spec, context.device
-        check_vector_actions(spec, config.name)
+        self.device = context.device
         self.config, self._delay = config, policy_delay
         self._target_noise, self._noise_clip = target_noise, noise_clip
-        generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
-        self.policy = ControlPolicy(
-            spec, hidden, deterministic=True, normalize=config.normalize_observations, generator=generator
-        ).to(self.device)
-        self.critics = critics(spec, hidden, critics_count, generator=generator).to(self.device)
+        self.policy, self.critics = policy_and_critics(config, context, critics_count, deterministic=True)
         clip = None if math.isinf(config.clip) else config.clip
         use_bfloat16 = config.precision == "bfloat16"
         self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, use_bfloat16)
@@ -65,9 +57,9 @@ class DeterministicAgent(ActsByPolicy):
         )
         self._policy_passes = passes(self._policy, self.policy.net, "net.")
         self._critic_passes = passes(self._critic, self.critics)
-        self._target_policy, self._target_critics = (Passes(target.net) for target in self.targets)
+        self._target_policy, self._target_critics = (target_passes(target.net) for target in self.targets)
         self._update_statistics = statistics_updater(self.policy.normalizer, context)
-        dimensions = math.prod(spec.action_shape)
+        dimensions = math.prod(context.spec.action_shape)
         self._noise = UpdateNoise(context.seed, context.rank, (1, config.batch, dimensions), self.device)
         # observations of this round's batches, if the policy is updated at the end of a round
         self._round_observations: list[Tensor] = []

@@ -63,6 +63,7 @@ class PolicySettings:
     # read by ``SoftActorCritic``; the name is for error messages
     name: ClassVar[str] = "a model-based agent"
     normalize_observations: ClassVar[bool] = False
+    network: ClassVar[str] = ""
 
 
 class WorldModel:

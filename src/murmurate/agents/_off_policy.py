@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
 
 from murmurate.nets.batched_mlp import BatchedMLP
+from murmurate.nets.control import ControlPolicy, critics
 from murmurate.nets.d4pg import PixelEncoder
+from murmurate.nets.mlp import layer_widths
+from murmurate.nets.own_control import OwnNets, OwnPasses, own_nets
 from murmurate.nets.passes import Passes
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.spec import EnvSpec
+from murmurate.spec import EnvSpec, derive_generator
 
 
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
@@ -21,7 +26,10 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
         remedy = "dqn" if spec.actions else "ppo"
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {remedy}")
     if spec.images and not images:
-        raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
+        raise ValueError(
+            f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg, or nets of "
+            "your own, which sac, td3 and ddpg take (--agent.network)"
+        )
     # high - low must be finite in float32, the dtype in which actions are scaled
     bounds = zip(spec.action_low, spec.action_high, strict=True)
     if not all(high - low <= float(np.finfo(np.float32).max) for low, high in bounds):
@@ -67,8 +75,36 @@ def _in_torsos(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_parameters() if name.startswith(tuple(prefixes))}
 
 
-def passes(replica: Replica, net: BatchedMLP, prefix: str = "") -> Passes:
+def passes(replica: Replica, net: BatchedMLP | OwnNets, prefix: str = "") -> Passes | OwnPasses:
     """Passes through ``net`` that write into the replica's gradient. prefix: prefix that the names of the
     net's parameters have in the replica."""
     names = replica.named_views(replica.grad)
-    return Passes(net, {n.removeprefix(prefix): view for n, view in names if n.startswith(prefix)})
+    gradient = {n.removeprefix(prefix): view for n, view in names if n.startswith(prefix)}
+    return OwnPasses(net, gradient) if isinstance(net, OwnNets) else Passes(net, gradient)
+
+
+def target_passes(net: BatchedMLP | OwnNets) -> Passes | OwnPasses:
+    """Passes through a target net, which never learns."""
+    return OwnPasses(net) if isinstance(net, OwnNets) else Passes(net)
+
+
+def policy_and_critics(
+    config: Any, context: Context, critics_count: int, *, deterministic: bool
+) -> tuple[ControlPolicy, BatchedMLP | OwnNets]:
+    """The nets of ``config``, a ``TD3`` or a config with its fields ``hidden``, ``normalize_observations``,
+    ``network`` and ``precision``, on the context's device."""
+    spec, normalized = context.spec, config.normalize_observations
+    check_vector_actions(spec, config.name, images=bool(config.network))
+    generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
+    options: dict[str, Any] = {"deterministic": deterministic, "generator": generator}
+    if not config.network:
+        policy = ControlPolicy(spec, hidden, normalize=normalized, **options)
+        several = critics(spec, hidden, critics_count, generator=generator)
+        return policy.to(context.device), several.to(context.device)
+    if config.precision == "bfloat16":
+        raise ValueError("precision bfloat16 is for nets of the agent's own: with network use float32")
+    own_policy, own_critics = own_nets(
+        spec, config.network, hidden, critics_count, normalized=normalized, **options
+    )
+    policy = ControlPolicy(spec, hidden, normalize=normalized, own=own_policy, **options)
+    return policy.to(context.device), own_critics.to(context.device)

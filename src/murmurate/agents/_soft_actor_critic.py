@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.agents._noise import UpdateNoise
-from murmurate.agents._off_policy import check_vector_actions, passes, replicate
+from murmurate.agents._off_policy import passes, policy_and_critics, replicate, target_passes
 from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action
 from murmurate.losses.continuous import (
@@ -20,16 +20,14 @@ from murmurate.losses.continuous import (
     squashed_gaussian,
     temperature_slope,
 )
-from murmurate.nets.control import ControlPolicy, critics, limited_log_std, through_limit
-from murmurate.nets.mlp import layer_widths
-from murmurate.nets.passes import Passes
+from murmurate.nets.control import limited_log_std, through_limit
 from murmurate.nets.target import TargetNetwork
 from murmurate.replay.interface import Sample
 from murmurate.replica.adam import Adam
 from murmurate.replica.clipping import check_loss
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.spec import Metric, derive_generator
+from murmurate.spec import Metric
 
 
 class Update(NamedTuple):
@@ -69,20 +67,15 @@ class SoftActorCritic:
     """
 
     def __init__(self, config: Any, context: Context) -> None:
-        spec, device = context.spec, context.device
-        check_vector_actions(spec, config.name)
+        device = context.device
         self.config = config
-        generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
-        self.policy = ControlPolicy(
-            spec, hidden, deterministic=False, normalize=config.normalize_observations, generator=generator
-        ).to(device)
-        self.critics = critics(spec, hidden, 2, generator=generator).to(device)
+        self.policy, self.critics = policy_and_critics(config, context, 2, deterministic=False)
         clip = None if math.isinf(config.clip) else config.clip
         use_bfloat16 = config.precision == "bfloat16"
         self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, use_bfloat16)
         self._critic = replicate(context, "critic", self.critics, config.critic_rate, clip, use_bfloat16)
         self.replicas: dict[str, Replica] = {"policy": self._policy, "critic": self._critic}
-        dimensions = math.prod(spec.action_shape)
+        dimensions = math.prod(context.spec.action_shape)
         self._temperature = Temperature(config.temperature).to(device)
         self._target_entropy = -float(dimensions) if config.target_entropy is None else config.target_entropy
         if config.temperature_rate:
@@ -94,7 +87,7 @@ class SoftActorCritic:
         self.target = TargetNetwork(self.critics, every=config.target_every, polyak=config.polyak)
         self._policy_passes = passes(self._policy, self.policy.net, "net.")
         self._critic_passes = passes(self._critic, self.critics)
-        self._target_passes = Passes(self.target.net)
+        self._target_passes = target_passes(self.target.net)
         self._update_statistics = statistics_updater(self.policy.normalizer, context)
         self._noise = UpdateNoise(context.seed, context.rank, (2, config.batch, dimensions), device)
 
@@ -155,7 +148,7 @@ class SoftActorCritic:
         drawn = squashed_gaussian(mean, log_std, noise)
         draw = _Draw(
             Squashed(drawn.action[size:], drawn.log_probability[size:]),
-            [layer[:, size:] for layer in activations[:-1]],
+            self._policy_passes.rows(activations, slice(size, None)),
             unlimited_log_std[size:],
             log_std[size:],
             noise[size:],

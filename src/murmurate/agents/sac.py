@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from murmurate.agents._soft_actor_critic import SoftActorCritic
 from murmurate.agents.interface import Action, ActsByPolicy
+from murmurate.nets.own_network import checked_network
 from murmurate.nets.precision import resolve_precision
 from murmurate.ranges import (
     AnyFloat,
@@ -49,6 +50,8 @@ class SAC(LearnerConfig):
         limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is
         bfloat16 where the device is faster in it.
+    network: nets of your own in place of those with ``hidden``, which may read images: FILE.py:NAME,
+        module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "sac"
@@ -68,6 +71,10 @@ class SAC(LearnerConfig):
     polyak: PositiveShare = 0.005
     normalize_observations: bool = False
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    network: str = field(default="", metadata={"since": 9})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Transitions:
@@ -78,7 +85,8 @@ class SAC(LearnerConfig):
         return resolve_precision(self, device)
 
     def build(self, context: Context) -> SACAgent:
-        """The agent. Raises ValueError for a world of discrete actions, or of images."""
+        """The agent. Raises ValueError for a world of discrete actions, for images without ``network``, and
+        as ``own_nets``."""
         return SACAgent(self.resolved(context.spec, context.device), context)
 
 

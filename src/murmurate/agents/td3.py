@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 
 from murmurate.agents._deterministic import DeterministicAgent
+from murmurate.nets.own_network import checked_network
 from murmurate.nets.precision import resolve_precision
 from murmurate.ranges import (
     NonNegativeFloat,
@@ -46,6 +47,8 @@ class TD3(LearnerConfig):
     limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is
         bfloat16 where the device is faster in it.
+    network: nets of your own in place of those with ``hidden``, which may read images: FILE.py:NAME,
+        module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "td3"
@@ -66,6 +69,10 @@ class TD3(LearnerConfig):
     exploration_noise: NonNegativeFloat = 0.1
     normalize_observations: bool = False
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    network: str = field(default="", metadata={"since": 9})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Transitions:
@@ -76,7 +83,8 @@ class TD3(LearnerConfig):
         return resolve_precision(self, device)
 
     def build(self, context: Context) -> DeterministicAgent:
-        """The agent. Raises ValueError for a world of discrete actions, or of images."""
+        """The agent. Raises ValueError for a world of discrete actions, for images without ``network``, and
+        as ``own_nets``."""
         config = self.resolved(context.spec, context.device)
         return DeterministicAgent(
             config,

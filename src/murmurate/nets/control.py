@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.moments import observation_normalizer
+from murmurate.nets.own_control import OwnNets
 from murmurate.spec import EnvSpec
 
 _LEAST_LOG_STD, _GREATEST_LOG_STD = -20.0, 2.0
@@ -52,7 +53,7 @@ class ControlPolicy(nn.Module):
     the mean and log_std of a squashed Gaussian, whose log_std is limited to [-20, 2].
 
     Attributes:
-        net: a ``BatchedMLP`` of one member. bounds: bounds of the actions.
+        net: a ``BatchedMLP`` of one member, or the net given as ``own``. bounds: bounds of the actions.
         normalizer: normalizer of the observations; None: they are read as they are.
     """
 
@@ -64,6 +65,7 @@ class ControlPolicy(nn.Module):
         deterministic: bool,
         normalize: bool = False,
         generator: torch.Generator,
+        own: OwnNets | None = None,
     ) -> None:
         super().__init__()
         observed, dimensions = math.prod(spec.observation_shape), math.prod(spec.action_shape)
@@ -71,7 +73,7 @@ class ControlPolicy(nn.Module):
         self.deterministic = deterministic
         self.bounds = ActionBounds(spec)
         self.normalizer = observation_normalizer(spec, normalize)
-        self.net = BatchedMLP(1, (observed, *hidden, out), generator=generator)
+        self.net = own or BatchedMLP(1, (observed, *hidden, out), generator=generator)
 
     def observation_features(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] as the nets read them, [B, F]."""

@@ -57,6 +57,10 @@ class Passes:
                 x.add_(bias)
         return [*activations, x]
 
+    def rows(self, activations: list[Tensor], rows: slice) -> list[Tensor]:
+        """What ``backward`` needs for some rows of a batch."""
+        return [activation[:, rows] for activation in activations[:-1]]
+
     def backward(self, activations: list[Tensor], slope: Tensor) -> None:
         """Write the gradients with respect to all parameters. slope: the gradient of the loss with respect to
         the result, [E, B, out]."""

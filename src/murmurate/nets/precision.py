@@ -55,11 +55,14 @@ def faster_precision(device: torch.device) -> Literal["float32", "bfloat16"]:
 
 
 def resolve_precision(config: Config, device: torch.device) -> Config:
-    """``config`` with the ``precision`` that ``auto`` stands for on ``device``; see ``faster_precision``."""
+    """``config`` with the ``precision`` that ``auto`` stands for on ``device``: float32 for the user's own
+    nets, else see ``faster_precision``."""
     fields: Any = config
     if fields.precision != "auto":
         return config
-    resolved: Config = dataclasses.replace(fields, precision=faster_precision(device))
+    is_own_net = bool(getattr(fields, "network", ""))
+    precision = "float32" if is_own_net else faster_precision(device)
+    resolved: Config = dataclasses.replace(fields, precision=precision)
     return resolved
 
 
