@@ -46,7 +46,8 @@ AGENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("--agent.dueling", "true", "--replay.alpha", "0",
          "--replay.learning-starts", "50000", "--agent.target-every", "7500"),
         ("--agent.n-step", "1", "--agent.learning-rate", "6e-5"),
-        (*_DOOM, "--agent.n-step", "5", "--agent.learning-rate", "1e-5", "--replay.capacity", "240000"),
+        (*_DOOM, "--agent.n-step", "5", "--agent.learning-rate", "1e-5", "--replay.capacity", "240000",
+         "--agent.clip", "inf"),  # Table 2.4 clips gradients on Atari alone
     ),
     "a2c": (
         (),
