@@ -58,6 +58,8 @@ def test_every_run_is_one_that_its_recipe_accepts(task: str, agent: str) -> None
     if agent == "trpo":
         steps = {"pong": 100_000, "doom": 12_500, "maze": 6_250}[task[:4]]
         assert 0 <= made.learner.steps * made.source.simulators - steps < made.source.simulators
+    if task == "maze-curriculum":
+        assert made.world.advance_every == (93_750 if agent == "trpo" else 62_500)
     assert made.learner.discount == 0.99, "agents that see equally far are compared"
     if not task.startswith("pong"):
         assert made.learner.torso == "jin2018"
