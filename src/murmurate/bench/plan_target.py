@@ -26,7 +26,9 @@ from murmurate.spec import usable_cores
 from murmurate.training.run import Run
 
 NAME = "plan-target"
-_RULE = 3  # of counting runs that miss the target, and of candidates; rows of another rule are not reused
+# of counting runs that miss the target, of candidates and of seeds; rows of another rule are not reused
+_RULE = 4
+_PLAN_SEEDS = 2  # number of seeds of the runs from which the plan is made
 SUMMARY = (
     "seconds to a return: the recipe's over a plan's choice's, and the choice's over a random search's best; "
     "--full: 40 trials"
@@ -92,16 +94,17 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
     choice = candidates[0]
     draws = random.Random(0)
     trials = []
+    # other seeds than those of the runs from which the plan is made, and than those of the trials
+    compared = range(_PLAN_SEEDS, _PLAN_SEEDS + plan.seeds)
     for number, tried in enumerate(draws.sample(candidates, min(plan.trials, len(candidates)))):
-        # with seeds that the comparison below does not use
-        training = learning.to_target(tried.run, target, seed=plan.seeds + number)
+        training = learning.to_target(tried.run, target, seed=compared.stop + number)
         trials.append((training.seconds if training.reached else math.inf, number, tried))
         log(f"{name} trial {number + 1}, {tried.name}: {_told(training)}")
     finalists = [tried for _, _, tried in sorted(trials, key=lambda trial: trial[:2])[: plan.finalists]]
     configurations = {UNCHANGED: run} | {each.name: each.run for each in [choice, *finalists]}
     seconds: dict[str, list[float]] = {named: [] for named in configurations}
     counted: dict[str, list[float]] = {named: [] for named in configurations}
-    for seed in range(plan.seeds):  # all configurations in turn, on a machine that may change meanwhile
+    for seed in compared:  # all configurations in turn, on a machine that may change meanwhile
         for named, configuration in configurations.items():
             training = learning.to_target(configuration, target, seed)
             seconds[named].append(training.seconds)
@@ -148,5 +151,5 @@ def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> tuple
     measured = profile.recipes[key(run)]
     for exchanging_run in runs_with_exchange(run, profile.cores):
         costs.add_exchange(profile, exchanging_run, log)
-    measured.learning = learning.measure(run, target, log)
+    measured.learning = learning.measure(run, target, log, _PLAN_SEEDS)
     return search(run, profile, "time"), measured.learning.unfinished
