@@ -41,7 +41,8 @@ class PlanTargetPlan:
     that ends a run. trials: number of configurations that the random search tries, with one seed each.
     finalists: number of its fastest ones that run with all seeds.
 
-    where: the folder that keeps the rows; a recipe that is measured with the same settings is not run again.
+    where: the folder that keeps the rows; a recipe that is measured with the same settings and versions, on
+    the same processor, is not run again.
     seeds: number of seeds of the recipe, the plan's choice and each finalist.
     """
 
@@ -75,9 +76,10 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
             f"there are {len(plan.recipes)} recipes and {len(plan.targets)} targets. Give each recipe one."
         )
     profile = DeviceProfile.here(usable_cores(), "cpu")
+    here = [profile.hardware["cpu"], profile.cores, profile.versions]
     rows = []
     for name, target in zip(plan.recipes, plan.targets, strict=True):
-        settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE]
+        settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE, *here]
         measure_row = functools.partial(_row, name, target, profile, plan, log)
         rows.append(cached_value(Path(plan.where), name, settings, measure_row))
     return {
