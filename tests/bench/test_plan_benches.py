@@ -68,6 +68,7 @@ def test_failing_fast_wins_no_comparison(monkeypatch: pytest.MonkeyPatch, tmp_pa
     row = plan_target._row("cartpole-a2c", 300.0, DeviceProfile(2), settings, print)
     assert row["best"] == plan_target.UNCHANGED
     assert (row["missed"]["fails"], row["unfinished"]) == (2, 1)
+    assert row["planning_seconds"] >= 0
     assert (row["default_over_choice"], row["choice_over_best"]) == (0.0, None)
     result = plan_target.measure(settings, print)
     assert (result["least_default_over_choice"], result["greatest_choice_over_best"]) == (0.0, None)

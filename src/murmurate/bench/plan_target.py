@@ -8,6 +8,7 @@ import functools
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     the same seed of which one at least reached the target; ``choice_over_best``: the choice's over those of
     the search's best configuration. None where no such pair is left, or the median is infinite. The worst of
     each over the recipes is also given; None if any is None. ``unfinished``: number of the runs from which
-    the plan was made that missed the target. Raises Refusal unless each recipe has a target, which it reaches
-    by itself.
+    the plan was made that missed the target. ``planning_seconds``: how long the plan took, which counts in no
+    ratio. Raises Refusal unless each recipe has a target, which it reaches by itself.
     """
     if len(plan.recipes) != len(plan.targets):
         raise Refusal(
@@ -92,7 +93,9 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
 
 def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     run = recipe(name)
+    began = time.monotonic()
     candidates, unfinished = _planned(run, target, profile, log)
+    planning_seconds = time.monotonic() - began
     choice = candidates[0]
     draws = random.Random(0)
     trials = []
@@ -119,6 +122,7 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
         "configurations": len(candidates),
         "choice": choice.name,
         "best": best,
+        "planning_seconds": planning_seconds,
         "predicted_seconds": choice.predicted,
         "choice_seconds": spread(seconds[choice.name]),
         "default_seconds": spread(seconds[UNCHANGED]),
