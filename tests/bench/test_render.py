@@ -113,6 +113,17 @@ def test_a_time_to_a_goal_that_was_missed_is_no_gap(render: ModuleType) -> None:
     assert [rows["| da3c"][i] for i in (missed, old)] == ["not measured", "never reached"]
 
 
+def test_a_choice_that_misses_its_target_is_not_unmeasured(render: ModuleType) -> None:
+    row = {"recipe": "pong-a2c", "target": -15.0, "default_over_choice": 0.0, "choice_over_best": None}
+    shown = result("2026-05-06", 0.0) | {
+        "bench": "plan-target",
+        "command": "murmurate bench plan-target",
+        "rows": [row],
+    }
+    (line,) = (line for line in render.tables([shown]).splitlines() if line.startswith("| pong-a2c, -15 |"))
+    assert line.split(" | ")[4:6] == ["0", "never reached"]
+
+
 def test_every_column_names_a_figure_of_a_real_bench(render: ModuleType) -> None:
     from murmurate.bench import benches
 
