@@ -129,7 +129,7 @@ def measure(plan: JinPlan, log: Log) -> dict[str, Any]:
         "paper": CLAIM,
         "rows": table,
         "lost": lost(table),
-        "reports": _resumable.reports(runs, plan.where, f"-to-{plan.env_steps}"),
+        "reports": _resumable.reports(runs, plan.where),
     }
 
 
