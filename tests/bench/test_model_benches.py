@@ -92,6 +92,10 @@ def test_claims_compare_memr_with_mbpo() -> None:
     assert claim["share_of_updates"] is None
     (claim,) = memr.claims([mbpo, row("memr", 2850.0, 10.0, 325_000, 6e6) | {"diverged": 1}])
     assert not claim["reached"], "survivors alone are not judged"
+    (claim,) = memr.claims(
+        [mbpo | {"mean": 42.0, "deviation": None}, row("memr", 2850.0, 10.0, 325_000, 6e6)]
+    )
+    assert claim["reached"] is None, "one seed of MBPO is no comparison"
 
 
 def test_the_curve_has_the_evaluations_that_all_runs_have() -> None:
