@@ -22,10 +22,10 @@ LIBRARIES = {"murmurate": "#2a6fb0", "gensim": "#c0392b", "scikit-learn": "#e08e
 DASHES = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 
 
-def newest(folder: Path, full: bool = True) -> dict[str, Any]:
+def newest(folder: Path) -> dict[str, Any]:
     """The newest result; the newest one of ``--full``, if there is any."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*-topics.json"))]
-    chosen: dict[str, Any] = max(found, key=lambda result: (result["full"] and full, result["date"]))
+    chosen: dict[str, Any] = max(found, key=lambda result: (result["full"], result["date"]))
     return chosen
 
 

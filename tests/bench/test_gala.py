@@ -292,6 +292,16 @@ def test_the_seed_that_trained_best_is_scored_by_games_that_did_not_choose_it(
     json.dumps(result)
 
 
+def test_a_table_that_ends_at_the_papers_first_column_is_no_rehearsal(
+    tmp_path: Path, trainer: Trainer
+) -> None:
+    pytest.importorskip("ale_py")
+    shorter = plan(tmp_path, games=("pong",), seeds=1, simulators=(16,), env_steps=(25_000_000,))
+    result = gala_table.measure(shorter, SILENT)
+    assert "scaled_down" not in result
+    assert {row["paper_env_steps"] for row in result["rows"]} == {25_000_000}
+
+
 def test_a_row_of_which_every_seed_diverged_has_no_score_and_one_without_episodes_has() -> None:
     diverged = {
         "exit": "failed: the parameters of replica 'a2c' are not finite", "seed": 0, "dead_replicas": [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,12 @@ def test_every_run_is_one_that_its_recipe_accepts(task: str, agent: str) -> None
         steps_an_update = made.learner.batch / replay.samples_per_insert
         assert made.learner.target_every * steps_an_update == (12_500 if is_maze else 30_000)
         assert replay.capacity == {"pong": 1_000_000, "doom": 240_000, "maze": 62_500}[task[:4]]
+        assert made.learner.clip == (10 if task.startswith("pong") else math.inf)
     if agent == "trpo":
         steps = {"pong": 100_000, "doom": 12_500, "maze": 6_250}[task[:4]]
         assert 0 <= made.learner.steps * made.source.simulators - steps < made.source.simulators
+    if task == "maze-curriculum":
+        assert made.world.advance_every == (93_750 if agent == "trpo" else 62_500)
     assert made.learner.discount == 0.99, "agents that see equally far are compared"
     if not task.startswith("pong"):
         assert made.learner.torso == "jin2018"

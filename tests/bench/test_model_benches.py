@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from murmurate.bench import memr, model_ensemble
+from murmurate.bench import _resumable, memr, model_ensemble
 from murmurate.bench._ensemble_racer import KINDS
 from murmurate.bench._racer import RaceWindow
 from murmurate.cli.options import change
@@ -63,6 +63,16 @@ def test_unknown_tasks_and_agents_are_refused() -> None:
         memr.planned(memr.FULL, "hopper", "mmer", 0)
 
 
+def test_runs_of_another_length_have_another_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pages: list[str] = []
+    monkeypatch.setattr(_resumable, "report", lambda folders, page: pages.append(page.name))
+    for env_steps in (0, 3_000):
+        plan = dataclasses.replace(memr.FULL, env_steps=env_steps, where=str(tmp_path))
+        runs = {("hopper", "sac", seed): memr.planned(plan, "hopper", "sac", seed) for seed in (0, 1)}
+        _resumable.reports(runs, plan.where)
+    assert pages == ["hopper-to-70000.html", "hopper-to-3000.html"]
+
+
 def test_claims_compare_memr_with_mbpo() -> None:
     def row(agent: str, mean: float, deviation: float, updates: float, imagined: float) -> dict[str, object]:
         return {
@@ -82,6 +92,10 @@ def test_claims_compare_memr_with_mbpo() -> None:
     assert claim["share_of_updates"] is None
     (claim,) = memr.claims([mbpo, row("memr", 2850.0, 10.0, 325_000, 6e6) | {"diverged": 1}])
     assert not claim["reached"], "survivors alone are not judged"
+    (claim,) = memr.claims(
+        [mbpo | {"mean": 42.0, "deviation": None}, row("memr", 2850.0, 10.0, 325_000, 6e6)]
+    )
+    assert claim["reached"] is None, "one seed of MBPO is no comparison"
 
 
 def test_the_curve_has_the_evaluations_that_all_runs_have() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from murmurate.errors import Refusal
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.learning import Training
-from murmurate.mapping.profile import DeviceProfile
+from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.recipes import recipe
+from murmurate.training.run import Run
 
 INF = math.inf
 
@@ -66,9 +68,66 @@ def test_failing_fast_wins_no_comparison(monkeypatch: pytest.MonkeyPatch, tmp_pa
     row = plan_target._row("cartpole-a2c", 300.0, DeviceProfile(2), settings, print)
     assert row["best"] == plan_target.UNCHANGED
     assert (row["missed"]["fails"], row["unfinished"]) == (2, 1)
+    assert row["planning_seconds"] >= 0
     assert (row["default_over_choice"], row["choice_over_best"]) == (0.0, None)
     result = plan_target.measure(settings, print)
     assert (result["least_default_over_choice"], result["greatest_choice_over_best"]) == (0.0, None)
+
+
+def test_no_plan_is_judged_by_the_seeds_it_was_made_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = recipe("cartpole-a2c")
+    costs: Any = SimpleNamespace(learning=None)
+    planned_from: list[int] = []
+
+    def measured(run: Run, target: float, log: Any, seeds: int = 2) -> Any:
+        planned_from.extend(range(seeds))
+        return SimpleNamespace(unfinished=0)
+
+    trained: list[int] = []
+
+    def to_target(tried: Run, target: float, seed: int) -> Training:
+        trained.append(seed)
+        return Training(1.0, 1.0, True)
+
+    choice = Candidate(plan_target.UNCHANGED, run, 1.0, "", "", Prediction(1.0, 1.0, {}, "learner", 1.0, 1.0))
+    monkeypatch.setattr(plan_target.costs, "add_variants", lambda *_: True)
+    monkeypatch.setattr(plan_target, "runs_with_exchange", lambda *_: [])
+    monkeypatch.setattr(plan_target.learning, "measure", measured)
+    monkeypatch.setattr(plan_target.learning, "to_target", to_target)
+    monkeypatch.setattr(plan_target, "search", lambda *_: [choice])
+    settings = plan_target.PlanTargetPlan(trials=1, finalists=1, seeds=3, where=str(tmp_path))
+    profile = DeviceProfile(2, recipes={key(run): costs})
+    plan_target._row("cartpole-a2c", 300.0, profile, settings, lambda line: None)
+    trial, *compared = trained
+    assert planned_from == [0, 1]
+    assert len(compared) == 3
+    assert len({*planned_from, trial, *compared}) == 2 + 1 + 3
+
+
+def test_a_row_of_another_processor_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured: list[str] = []
+    cpu = "a chip"
+
+    def row(name: str, target: float, profile: DeviceProfile, *_: Any) -> dict[str, Any]:
+        measured.append(profile.hardware["cpu"])
+        return {"default_over_choice": 1.0, "choice_over_best": 1.0}
+
+    def here(cores: int, device: str) -> DeviceProfile:
+        return DeviceProfile(cores, device, hardware={"cpu": cpu})
+
+    monkeypatch.setattr(plan_target, "_row", row)
+    monkeypatch.setattr(plan_target.DeviceProfile, "here", here)
+    settings = plan_target.PlanTargetPlan(where=str(tmp_path))
+    for _ in range(2):
+        plan_target.measure(settings, print)
+    assert measured == ["a chip"]
+    cpu = "another"
+    plan_target.measure(settings, print)
+    assert measured == ["a chip", "another"]
 
 
 def test_names_with_dots_have_logs_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -113,6 +113,20 @@ def test_a_time_to_a_goal_that_was_missed_is_no_gap(render: ModuleType) -> None:
     assert [rows["| da3c"][i] for i in (missed, old)] == ["not measured", "never reached"]
 
 
+def test_a_choice_that_misses_its_target_is_not_unmeasured(render: ModuleType) -> None:
+    row = {
+        "recipe": "pong-a2c", "target": -15.0, "default_over_choice": 0.0, "choice_over_best": None,
+        "choice": "A", "best": "B", "missed": {"as the recipe is": 1, "A": 3, "B": 0},
+    }  # fmt: skip
+    shown = result("2026-05-06", 0.0) | {
+        "bench": "plan-target",
+        "command": "murmurate bench plan-target",
+        "rows": [row],
+    }
+    (line,) = (line for line in render.tables([shown]).splitlines() if line.startswith("| pong-a2c, -15 |"))
+    assert line.split(" | ")[4:7] == ["0", "never reached", "1, 3, 0"]
+
+
 def test_every_column_names_a_figure_of_a_real_bench(render: ModuleType) -> None:
     from murmurate.bench import benches
 

@@ -12,15 +12,16 @@ from murmurate.bench._commands import run_murmurate
 from murmurate.bench._result import Log
 from murmurate.record.runs import RecordedRun, open_run
 from murmurate.record.stored import read_object
-from murmurate.training.run_folder import set_aside, write_json
+from murmurate.training.run_folder import hardware, set_aside, versions, write_json
 
 
 def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
-    """``murmurate train RECIPE OPTIONS --out FOLDER``, unless the folder already holds a finished run.
+    """``murmurate train RECIPE OPTIONS --out FOLDER``, unless the folder holds a finished run which was made
+    on this processor with these versions, as a result names no others.
 
-    The folder of an interrupted run is renamed, and the run starts anew. Raises RunFailed if the run fails.
+    The folder of any other run is renamed, and the run starts anew. Raises RunFailed if the run fails.
     """
-    if not _finished(folder):
+    if not _is_finished_here(folder):
         set_aside(folder)
         run_murmurate(["train", recipe, *options, "--out", str(folder)])
         summary = json.loads((folder / "summary.json").read_text())
@@ -30,11 +31,14 @@ def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> R
     return open_run(folder)
 
 
-def _finished(folder: Path) -> bool:
+def _is_finished_here(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / "summary.json").read_text())["exit"] == "finished")
+        summary, run = (json.loads((folder / name).read_text()) for name in ("summary.json", "run.json"))
     except FileNotFoundError:
         return False
+    made_on, here = run.get("hardware", {}), hardware()
+    is_same_machine = all(made_on.get(name) == here[name] for name in ("cpu", "cores"))
+    return bool(summary["exit"] == "finished" and is_same_machine and run.get("versions") == versions())
 
 
 def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:

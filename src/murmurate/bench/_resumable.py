@@ -162,9 +162,10 @@ def returns(runs: Sequence[Summary]) -> dict[str, Any]:
     }
 
 
-def reports(runs: Mapping[Any, ResumableRun], where: str, suffix: str = "") -> list[str]:
-    """A report of each first part of a run's key, such as its world, with the curves of all its runs."""
-    pages = {name: Path(where) / f"{name}{suffix}.html" for name, *_ in runs}
+def reports(runs: Mapping[Any, ResumableRun], where: str) -> list[str]:
+    """A report of each first part of a run's key, such as its world, with the curves of all its runs; runs of
+    another length have another page."""
+    pages = {name: Path(where) / f"{name}-to-{run.ends[-1]}.html" for (name, *_), run in runs.items()}
     for name, page in pages.items():
         report([run.folder for key, run in runs.items() if key[0] == name], page)
     return list(map(str, pages.values()))

@@ -128,7 +128,7 @@ def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
         ours = [summaries[world, agent, seed] for seed in range(plan.seeds)]
         theirs = [_sb3(plan, world, agent, seed, log) for seed in range(plan.sb3_seeds)]
         rows.append(_row(plan, world, agent, ours, theirs))
-    pages = _resumable.reports(runs, plan.where, f"-to-{plan.env_steps}")
+    pages = _resumable.reports(runs, plan.where)
     return {"expected": cost, "rows": rows, "reports": pages}
 
 

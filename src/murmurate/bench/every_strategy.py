@@ -21,7 +21,8 @@ SUMMARY = "return, speed, waiting, staleness and bytes of every strategy; --full
 
 @dataclasses.dataclass(frozen=True)
 class EveryStrategyPlan:
-    """where: the folder that keeps the runs; a finished run is not run again.
+    """where: the folder that keeps the runs; a finished run is not run again on the same
+    processor with the same versions.
 
     replicas: the numbers of replicas that are measured. seeds: number of seeds (0, 1, ...).
     cartpole_env_steps: number of env steps of each run on CartPole. pong_seconds: duration of each run on

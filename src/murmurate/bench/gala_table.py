@@ -63,7 +63,7 @@ def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
     cost = _resumable.expected([job.run for job in runs], log)
     summaries = {job: _resumable.train(job.run, log) for job in runs}
     return {
-        **({"scaled_down": _SCALED_DOWN} if plan.env_steps[-1] < FULL.env_steps[-1] else {}),
+        **({"scaled_down": _SCALED_DOWN} if plan.env_steps[-1] < FULL.env_steps[0] else {}),
         "expected": cost,
         "paper_source": SOURCE,
         "rows": rows(plan, summaries),

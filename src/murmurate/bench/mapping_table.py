@@ -4,6 +4,7 @@ storage of three agents belong, by batch size."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -56,10 +57,10 @@ QUICK, FULL = MappingTablePlan(repetitions=3), MappingTablePlan(repetitions=15)
 
 def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
     """``train_seconds``: duration of a gradient step on this CPU, by case and batch (Fig. 4.9).
-    ``replay_seconds``: duration of drawing a batch and of setting its priorities, measured on the CPU and
-    modelled for the FPGA (Fig. 4.10). ``cells``: the chosen devices, with gradient steps per second of every
-    pair of devices (Fig. 4.11, Table 4.3). ``search_seconds``: time in which the devices of all cells were
-    chosen.
+    ``replay_seconds``: duration of drawing a batch and of setting its priorities: on the CPU by lines fitted
+    to measured times, on the FPGA by its model (Fig. 4.10). ``cells``: the chosen devices, with gradient
+    steps per second, by fitted lines, of every pair of devices (Fig. 4.11, Table 4.3). ``search_seconds``:
+    time in which the devices of all cells were chosen.
 
     Raises Refusal for leaves outside the FPGA's table.
     """
@@ -132,19 +133,19 @@ def _row_bytes(spec: EnvSpec) -> float:
 
 
 def _host_replay(plan: MappingTablePlan, batches: Sequence[int]) -> tuple[Line, Line]:
-    """Costs of drawing a batch, and of setting its priorities, on this CPU."""
+    """Costs of drawing a batch, and of setting its priorities, on this CPU. As on the modelled FPGA, random
+    numbers and priorities are given, and importance weights are left out."""
     tree = sum_tree(plan.leaves, seed=0)
     generator = torch.Generator().manual_seed(0)
     tree.set(torch.arange(plan.leaves), torch.rand(plan.leaves, generator=generator))
     draws, updates = [], []
     for batch in batches:
+        uniform = torch.rand(8, batch, generator=generator, dtype=torch.float64)
+        masses = itertools.cycle((tree.total * uniform).unbind())
         index = torch.randint(plan.leaves, (batch,), generator=generator)
-        error = torch.rand(batch, generator=generator)
-        draws += [(batch, s) for s in _times(lambda: tree.sample(batch, 0.4), plan.repetitions)]  # noqa: B023
-        updates += [
-            (batch, s)
-            for s in _times(lambda: tree.update(index, error, 0.6, 1e-6), plan.repetitions)  # noqa: B023
-        ]
+        priority = torch.rand(batch, generator=generator)
+        draws += [(batch, s) for s in _times(lambda: tree.find(next(masses)), plan.repetitions)]  # noqa: B023
+        updates += [(batch, s) for s in _times(lambda: tree.set(index, priority), plan.repetitions)]  # noqa: B023
     return fit(draws), fit(updates)
 
 

@@ -8,6 +8,7 @@ import functools
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from murmurate.spec import usable_cores
 from murmurate.training.run import Run
 
 NAME = "plan-target"
-_RULE = 3  # of counting runs that miss the target, and of candidates; rows of another rule are not reused
+# of counting runs that miss the target, of candidates and of seeds; rows of another rule are not reused
+_RULE = 4
+_PLAN_SEEDS = 2  # number of seeds of the runs from which the plan is made
 SUMMARY = (
     "seconds to a return: the recipe's over a plan's choice's, and the choice's over a random search's best; "
     "--full: 40 trials"
@@ -39,7 +42,8 @@ class PlanTargetPlan:
     that ends a run. trials: number of configurations that the random search tries, with one seed each.
     finalists: number of its fastest ones that run with all seeds.
 
-    where: the folder that keeps the rows; a recipe that is measured with the same settings is not run again.
+    where: the folder that keeps the rows; a recipe that is measured with the same settings and versions, on
+    the same processor, is not run again.
     seeds: number of seeds of the recipe, the plan's choice and each finalist.
     """
 
@@ -65,17 +69,18 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     the same seed of which one at least reached the target; ``choice_over_best``: the choice's over those of
     the search's best configuration. None where no such pair is left, or the median is infinite. The worst of
     each over the recipes is also given; None if any is None. ``unfinished``: number of the runs from which
-    the plan was made that missed the target. Raises Refusal unless each recipe has a target, which it reaches
-    by itself.
+    the plan was made that missed the target. ``planning_seconds``: how long the plan took, which counts in no
+    ratio. Raises Refusal unless each recipe has a target, which it reaches by itself.
     """
     if len(plan.recipes) != len(plan.targets):
         raise Refusal(
             f"there are {len(plan.recipes)} recipes and {len(plan.targets)} targets. Give each recipe one."
         )
     profile = DeviceProfile.here(usable_cores(), "cpu")
+    here = [profile.hardware["cpu"], profile.cores, profile.versions]
     rows = []
     for name, target in zip(plan.recipes, plan.targets, strict=True):
-        settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE]
+        settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE, *here]
         measure_row = functools.partial(_row, name, target, profile, plan, log)
         rows.append(cached_value(Path(plan.where), name, settings, measure_row))
     return {
@@ -88,20 +93,23 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
 
 def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     run = recipe(name)
+    began = time.monotonic()
     candidates, unfinished = _planned(run, target, profile, log)
+    planning_seconds = time.monotonic() - began
     choice = candidates[0]
     draws = random.Random(0)
     trials = []
+    # other seeds than those of the runs from which the plan is made, and than those of the trials
+    compared = range(_PLAN_SEEDS, _PLAN_SEEDS + plan.seeds)
     for number, tried in enumerate(draws.sample(candidates, min(plan.trials, len(candidates)))):
-        # with seeds that the comparison below does not use
-        training = learning.to_target(tried.run, target, seed=plan.seeds + number)
+        training = learning.to_target(tried.run, target, seed=compared.stop + number)
         trials.append((training.seconds if training.reached else math.inf, number, tried))
         log(f"{name} trial {number + 1}, {tried.name}: {_told(training)}")
     finalists = [tried for _, _, tried in sorted(trials, key=lambda trial: trial[:2])[: plan.finalists]]
     configurations = {UNCHANGED: run} | {each.name: each.run for each in [choice, *finalists]}
     seconds: dict[str, list[float]] = {named: [] for named in configurations}
     counted: dict[str, list[float]] = {named: [] for named in configurations}
-    for seed in range(plan.seeds):  # all configurations in turn, on a machine that may change meanwhile
+    for seed in compared:  # all configurations in turn, on a machine that may change meanwhile
         for named, configuration in configurations.items():
             training = learning.to_target(configuration, target, seed)
             seconds[named].append(training.seconds)
@@ -114,6 +122,7 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
         "configurations": len(candidates),
         "choice": choice.name,
         "best": best,
+        "planning_seconds": planning_seconds,
         "predicted_seconds": choice.predicted,
         "choice_seconds": spread(seconds[choice.name]),
         "default_seconds": spread(seconds[UNCHANGED]),
@@ -148,5 +157,5 @@ def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> tuple
     measured = profile.recipes[key(run)]
     for exchanging_run in runs_with_exchange(run, profile.cores):
         costs.add_exchange(profile, exchanging_run, log)
-    measured.learning = learning.measure(run, target, log)
+    measured.learning = learning.measure(run, target, log, _PLAN_SEEDS)
     return search(run, profile, "time"), measured.learning.unfinished

@@ -26,7 +26,8 @@ class PolicyLearningPlan:
     """Each run takes all of its recipe's env steps.
 
     cartpole_seeds: number of seeds (0, 1, ...) of each agent on CartPole. halfcheetah_seeds: number of seeds
-    of halfcheetah-ppo. where: the folder that keeps the runs; a finished run is not run again.
+    of halfcheetah-ppo. where: the folder that keeps the runs; a finished run is not run again on the same
+    processor with the same versions.
     """
 
     cartpole_seeds: PositiveInt = 1

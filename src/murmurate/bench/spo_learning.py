@@ -99,7 +99,7 @@ def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
                 "updates": [summary["updates"] for summary in ends],
             }
         )
-    pages = _resumable.reports(runs, plan.where, f"-to-{plan.env_steps}")
+    pages = _resumable.reports(runs, plan.where)
     return {"expected": cost, "paper": CLAIM, "rows": rows, "reports": pages}
 
 

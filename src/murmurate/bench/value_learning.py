@@ -24,7 +24,8 @@ class ValueLearningPlan:
     """recipes: algorithms with their numbers of seeds. depths: values of D of the relaxed loop (0: as in the
     recipe).
 
-    where: the folder that keeps the runs; a finished run is not run again.
+    where: the folder that keeps the runs; a finished run is not run again on the same
+    processor with the same versions.
 
     depth_seeds: number of seeds of each depth.
     """
