@@ -110,6 +110,7 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("documents / CPU s", "documents_per_second"),
         ("x gensim", "ratio_gensim"),
         ("x scikit-learn", "ratio_sklearn"),
+        ("x scikit-learn in float32", "ratio_sklearn_float32"),
         ("perplexity", "perplexity"),
         ("gensim", "perplexity_gensim"),
         ("scikit-learn", "perplexity_sklearn"),

@@ -101,11 +101,13 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
     for name in ("gensim", "scikit-learn"):
         contenders.append(Contender(f"{name}{_20_ITERATIONS}", name, {**_COMMON, "iterations": 20}, marks))
         contenders.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
+    same = {**_COMMON, "iterations": 20, "precision": "float32"}  # as gensim and we compute
+    contenders.append(Contender(f"scikit-learn float32{_20_ITERATIONS}", "scikit-learn", same, marks))
     contenders.append(Contender("tomotopy", "tomotopy", _OWN, (*range(10, plan.sweeps, 10), plan.sweeps)))
     return contenders
 
 
-# four nodes of one thread, each on a core of its own, as in the paper's Fig. 1 to 3
+# four nodes of one thread, which take turns on the one core
 NODES = {"name": "dpsgd", "threads": 1, "local_updates": 15, "batch": 4}
 _RULES, _STARTS = ("paper", "average", "robbins-monro"), ("random", "documents", "svi")
 
@@ -283,7 +285,8 @@ def headline(curves: Curves) -> dict[str, Any]:
         "perplexity": median([points[-1].perplexity for points in ours]),
         "perplexity_defaults": median([p[-1].perplexity for p in curves[f"{_OURS} defaults"]]),
     }
-    for name, key in (("scikit-learn", "sklearn"), ("gensim", "gensim")):
+    peers = {"scikit-learn": "sklearn", "scikit-learn float32": "sklearn_float32", "gensim": "gensim"}
+    for name, key in peers.items():
         theirs = curves.get(f"{name}{_20_ITERATIONS}")
         ratio, end = None, None
         if theirs is not None:
@@ -299,7 +302,7 @@ def first_at(points: list[Point], most: float) -> Point | None:
 
 
 def to_the_peers(curves: Curves) -> dict[str, Any]:
-    """CPU seconds to the final perplexity of the best of gensim's and scikit-learn's four contenders."""
+    """CPU seconds to the final perplexity of the best of gensim's and scikit-learn's contenders."""
     ends = {
         label: median_curve(rounds)[-1].perplexity
         for label, rounds in curves.items()
