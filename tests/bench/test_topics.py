@@ -64,6 +64,12 @@ def test_scikit_learn_computes_in_float64_and_once_as_precisely_as_the_others() 
     assert precisions == {"scikit-learn float32 20 iterations": "float32"}
 
 
+@pytest.mark.parametrize(("name", "batch"), [("gensim", 2000), ("scikit-learn", 128)])
+def test_peers_run_with_their_own_defaults_too(name: str, batch: int) -> None:
+    (own,) = [each for each in topics.contenders(TINY) if each.label == f"{name} defaults"]
+    assert (own.library, own.options["batch"], own.options["iterations"]) == (name, batch, None)
+
+
 def test_lambda_comes_back_as_it_was_fitted_and_is_judged(tmp_path: Path) -> None:
     train, test = topics.generated(TINY)
     options = {**topics._COMMON, "topics": 5, "batch": 50, "init": "random"}

@@ -33,6 +33,11 @@ ALPHA, PRIOR = 0.08, 0.05
 # settings that gensim, scikit-learn and we have in common (Hoffman et al. 2010: kappa, tau0)
 _COMMON = {"topics": 50, "alpha": ALPHA, "prior": PRIOR, "batch": 1024, "forgetting": 0.5, "delay": 1.0}
 _OWN = {"topics": 50, "alpha": ALPHA, "prior": PRIOR}  # all else is TopicModel's default
+# what these libraries' own defaults are
+_THEIRS = {
+    "gensim": {"batch": 2000, "forgetting": 0.5, "delay": 1.0},
+    "scikit-learn": {"batch": 128, "forgetting": 0.7, "delay": 10.0},
+}
 SWEEPS = 30  # sweeps of tomotopy's sampler after which DPSVI is compared with it
 
 
@@ -98,9 +103,11 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
             (*marks, *(plan.passes * n for n in (1.5, 2, 2.5, 2.75, 3, 3.25, 3.5, 4))),
         ),
     ]
-    for name in ("gensim", "scikit-learn"):
+    for name, theirs in _THEIRS.items():
         contenders.append(Contender(f"{name}{_20_ITERATIONS}", name, {**_COMMON, "iterations": 20}, marks))
         contenders.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
+        defaults = {**_COMMON, **theirs, "iterations": None}
+        contenders.append(Contender(f"{name} defaults", name, defaults, slow))
     same = {**_COMMON, "iterations": 20, "precision": "float32"}  # as gensim and we compute
     contenders.append(Contender(f"scikit-learn float32{_20_ITERATIONS}", "scikit-learn", same, marks))
     contenders.append(Contender("tomotopy", "tomotopy", _OWN, (*range(10, plan.sweeps, 10), plan.sweeps)))
