@@ -331,6 +331,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("x torch", "ratio_torch.median"),
             ("least", "ratio_torch.least"),
             ("greatest", "ratio_torch.greatest"),
+            ("x sums over all leaves", "ratio_sums.median"),
         ],
     ),
     "image-strategies": (
