@@ -137,7 +137,8 @@ def test_ratios_are_taken_round_by_round() -> None:
 def test_time_is_to_where_the_best_of_the_peers_ends() -> None:
     row = topics.to_the_peers(CURVES)
     assert (row["peer"], row["perplexity"], row["cpu_seconds"]) == ("gensim 20 iterations", 770, 10)
-    assert row["ours"]["murmurate 20 iterations"] == {"cpu_seconds": 3, "times_faster": 10 / 3}
+    # 2 s to 760 in the first round, 4 s to 780 in the second
+    assert row["ours"]["murmurate 20 iterations"] == {"cpu_seconds": 3, "times_faster": (5 + 2.5) / 2}
     assert row["ours"]["murmurate defaults"] == {"cpu_seconds": None, "times_faster": None}
     assert row["ours"]["murmurate dpsvi"] == {"cpu_seconds": 1, "times_faster": 10}
 

@@ -309,7 +309,8 @@ def first_at(points: list[Point], most: float) -> Point | None:
 
 
 def to_the_peers(curves: Curves) -> dict[str, Any]:
-    """CPU seconds to the final perplexity of the best of gensim's and scikit-learn's contenders."""
+    """CPU seconds to the final perplexity of the best of gensim's and scikit-learn's contenders, in each
+    round to that of the round; None if ours does not reach it in every round."""
     ends = {
         label: median_curve(rounds)[-1].perplexity
         for label, rounds in curves.items()
@@ -318,16 +319,21 @@ def to_the_peers(curves: Curves) -> dict[str, Any]:
     if not ends:
         return {}
     best = min(ends, key=lambda label: ends[label])
-    theirs = first_at(median_curve(curves[best]), ends[best])
-    row: dict[str, Any] = {"peer": best, "perplexity": ends[best]}
-    row["cpu_seconds"] = None if theirs is None else theirs.cpu_seconds
-    row["ours"] = {}
+    goals = [points[-1].perplexity for points in curves[best]]
+
+    def seconds(rounds: list[list[Point]]) -> list[float]:
+        reached = [first_at(points, goal) for points, goal in zip(rounds, goals, strict=True)]
+        return [point.cpu_seconds for point in reached if point is not None] if all(reached) else []
+
+    theirs = seconds(curves[best])
+    row: dict[str, Any] = {"peer": best, "perplexity": ends[best], "cpu_seconds": median(theirs), "ours": {}}
     for label, rounds in curves.items():
         if label.startswith(_OURS):
-            ours = first_at(median_curve(rounds), ends[best])
-            ratio = None if ours is None or theirs is None else theirs.cpu_seconds / ours.cpu_seconds
-            seconds = None if ours is None else ours.cpu_seconds
-            row["ours"][label] = {"cpu_seconds": seconds, "times_faster": ratio}
+            ours = seconds(rounds)
+            row["ours"][label] = {
+                "cpu_seconds": median(ours) if ours else None,
+                "times_faster": median(ratios(theirs, ours)) if ours else None,
+            }
     return row
 
 
