@@ -195,6 +195,14 @@ def test_a_strategys_cost_is_its_excess_over_the_update_in_copies() -> None:
     assert figures["share_of_steps_that_heard_others"] == 0.5
 
 
+def test_a_member_that_heard_nobody_has_no_cost_of_hearing() -> None:
+    times = {"copy": [1.0, 1.0], "update": [3.0, 3.0], "step": [5.0, 6.0]}
+    heard = {"times": times, "heard": [True, False]}
+    alone = {"times": times, "heard": [False, False]}
+    assert strategy_cost.figures([heard, alone])["copies_when_heard"]["values"] == [2.0]
+    assert strategy_cost.figures([alone, alone])["copies_when_heard"] is None
+
+
 def test_the_slowest_member_sets_the_pace_of_a_round() -> None:
     plan = all_reduce_vs_ddp.DDPPlan(updates=10)
     answers = [

@@ -20,12 +20,22 @@ def test_it_races_every_kernel_with_its_twin_and_draws_are_equal() -> None:
     tasks = [case["label"].split()[0] for case in result["cases"]]
     assert tasks == ["sample", "update", "sample", "update", "frames", "q_step"]
     for case in result["cases"]:
-        assert set(case["microseconds"]) == {"triton", "torch"}
-        assert case["ratio_torch"]["repetitions"] == 2
-        assert case["ratio_torch"]["median"] > 0
+        in_sums = {"sums"} if case["label"].startswith(("sample", "update")) else set()
+        assert set(case["microseconds"]) == {"triton", "torch"} | in_sums
+        for name in {"torch"} | in_sums:
+            assert case[f"ratio_{name}"]["repetitions"] == 2
+            assert case[f"ratio_{name}"]["median"] > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_it_refuses() -> None:
     with pytest.raises(Refusal, match="torch sees none here"):
         replay_gpu.measure(replay_gpu.QUICK, lambda line: None)
+
+
+def test_draws_by_sums_are_as_likely_as_their_priorities() -> None:
+    leaves = replay_gpu.priorities(3)
+    drawn, weights = replay_gpu.sums_calls(3, 100_000, torch.device("cpu"))["sample"]()  # type: ignore[misc]
+    shares = torch.bincount(drawn, minlength=3) / len(drawn)
+    assert torch.allclose(shares, leaves / leaves.sum(), atol=0.01)
+    assert torch.allclose(weights, (leaves[drawn] / leaves.min()) ** -0.4)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
+from murmurate.bench import _roles
+from murmurate.bench._service_counts import service_run
 from murmurate.bench.replay_service import ReplayServicePlan, measure
 from murmurate.errors import Refusal
+from murmurate.sources.replay_service import ReplayServiceSourceConfig
 from waiting import DEADLINE_SECONDS
 
 
@@ -30,3 +35,22 @@ def test_processes_that_learners_cannot_share_are_refused(name: str) -> None:
     plan = ReplayServicePlan(**{name: 3})
     with pytest.raises(Refusal, match=f"--{name} is 3, and 2 learners share them equally. Use --{name} 4"):
         measure(plan, pytest.fail)
+
+
+class _Asked(Exception):
+    """In place of a measurement."""
+
+
+def test_a_learners_own_replay_is_as_large_and_as_full_as_its_part_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ask(members: int, work: Any, *arguments: Any, **options: Any) -> Any:
+        raise _Asked(arguments[-1])
+
+    monkeypatch.setattr(_roles, "run_together", ask)
+    plan = ReplayServicePlan()
+    with pytest.raises(_Asked) as asked:
+        measure(plan, lambda line: None)
+    own, source = asked.value.args[0], cast(ReplayServiceSourceConfig, service_run(plan).source)
+    assert (own.capacity, own.filled) == (source.replay.capacity, source.replay.learning_starts)
+    assert own.actors * own.simulators == source.simulators

@@ -68,6 +68,8 @@ def test_transport_compares_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     result = transport.measure(transport.TransportPlan(sizes=((1, 3, 1),)), SILENT)
     ways = result["sizes"]["1_MB"]["ways"]
     assert {"gloo", "gloo_mean", "memcpy", "shared_memory_register", "tcp_plain_mean"} <= set(ways)
+    encrypted = {label.partition("_")[0] for label in result["worst"] if label.endswith("_over_cipher")}
+    assert encrypted == {"tcp"}  # in shared memory nothing is encrypted
     assert all(way["milliseconds"]["least"] > 0 for way in ways.values())
     assert all(ratio > 0 for ratio in result["worst"].values())
     json.dumps(result)

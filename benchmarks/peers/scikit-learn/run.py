@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
-import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.decomposition import LatentDirichletAllocation
 
@@ -30,7 +29,8 @@ class SnapshotLda(LatentDirichletAllocation):
 
 def prepare(rows: DocumentRows, options: dict[str, Any]) -> Fit:
     shape = len(rows), rows.vocabulary_size
-    counts = csr_matrix((rows.counts.astype(np.float64), rows.words, rows.starts), shape=shape)
+    precision = options.get("precision", "float64")  # in which it computes
+    counts = csr_matrix((rows.counts.astype(precision), rows.words, rows.starts), shape=shape)
     more = {} if options["iterations"] is None else {"max_doc_update_iter": options["iterations"]}
 
     def fit(snapshots: Snapshots) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 from murmurate.errors import Refusal, RunFailed
 
 Attempt = Callable[[Any, Path], str]  # (case, empty folder) -> the outcome's name
-# names of the outcomes, and of two other figures; silent: accepted with other values than were saved; left:
-# ended, and left processes behind, which were killed
+# names of the outcomes, and of two other figures; silent: accepted with wrong values, as far as
+# an attempt can tell; left: ended, and left processes behind, which were killed
 _FIGURE_NAMES = (
     "attempts",
     "refused",

@@ -127,15 +127,14 @@ class _LearnerLoop:
 
     def draw_for(self, seconds: float) -> dict[str, float]:
         before, cpu_before = self._cpu_seconds(), time.process_time()
-        began, batches_before = time.monotonic(), self.batches
-        while time.monotonic() < began + seconds:
+        end, batches_before = time.monotonic() + seconds, self.batches
+        while time.monotonic() < end:
             self.next()
-        wall = time.monotonic() - began
         cpu, after = time.process_time() - cpu_before, self._cpu_seconds()
         cpu_by_kind = {f"cpu_seconds_{kind}": after[kind] - before[kind] for kind in after}
         self.wait_for_all()
         draws = float((self.batches - batches_before) * self.learner.batch)
-        return {"draws": draws, "wall_seconds": wall, "cpu_seconds_learner": cpu, **cpu_by_kind}
+        return {"draws": draws, "cpu_seconds_learner": cpu, **cpu_by_kind}
 
     def _cpu_seconds(self) -> dict[str, float]:
         """CPU seconds so far of the processes of each kind."""

@@ -1,6 +1,7 @@
 """Hostile input, drawn anew each time: arguments, run folders, corpora, texts, and bytes at a live fabric.
 
-No input may end in a traceback or a hang, be loaded as other values than were saved, or take much memory.
+No input may end in a traceback or a hang, or take much memory. No run folder may be loaded as other values
+than were saved, no message taken with other values than were sent, no corpus with values that none may have.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.errors import Refusal
@@ -21,12 +22,13 @@ SUMMARY = "sum tree, frames and Q-learning's loss on a GPU: Triton against torch
 
 _IMAGE, _WINDOW = (84, 84), 5  # Atari's: stacks of four frames and the next one
 _ACTIONS = 18
+_ALPHA, _BETA, _EPSILON = 0.6, 0.4, 1e-6
 
 
 @dataclass(frozen=True)
 class ReplayGPUPlan:
     """capacities: capacities of the sum tree. batches: batch sizes, each measured with every capacity.
-    rounds: number of rounds, in each of which Triton's and torch's calls are timed in turn. frames: number of
+    rounds: number of rounds, in each of which the calls of all sides are timed in turn. frames: number of
     frames in the ring from which windows are read. draws: number of draws that are compared with the draws of
     a tree on the host.
 
@@ -48,8 +50,9 @@ Call = Callable[[], object]
 
 
 def measure(plan: ReplayGPUPlan, log: Log) -> dict[str, Any]:
-    """Microseconds of a call, with the host's waiting for the device, and the ratio of torch's to
-    Triton's. Raises Refusal without a GPU on which Triton's kernels run."""
+    """Microseconds of a call, with the host's waiting for the device, and the ratios of the other sides' to
+    Triton's: the twin in torch, and for draws and updates torch's sums over all priorities. Raises Refusal
+    without a GPU on which Triton's kernels run."""
     if not torch.cuda.is_available():
         raise Refusal(
             "bench replay-gpu measures a CUDA device, and torch sees none here. To measure on a CPU: "
@@ -67,6 +70,7 @@ def figures(plan: ReplayGPUPlan, log: Log, device: torch.device) -> dict[str, An
     for batch in plan.batches:
         for capacity in plan.capacities:
             calls = {name: tree_calls(name, capacity, batch, device) for name in ("triton", "torch")}
+            calls["sums"] = sums_calls(capacity, batch, device)
             for task in calls["triton"]:
                 label = f"{task} n={capacity:,} b={batch:,}"
                 cases.append(
@@ -98,7 +102,11 @@ def race(
     return {
         "label": label,
         "microseconds": {name: spread(taken) for name, taken in times.items()},
-        "ratio_torch": spread(ratios(times["torch"], times["triton"])),
+        **{
+            f"ratio_{name}": spread(ratios(taken, times["triton"]))
+            for name, taken in times.items()
+            if name != "triton"
+        },
     }
 
 
@@ -109,19 +117,46 @@ def finish(device: torch.device) -> None:
 
 def full_tree(backend: Any, capacity: int, device: torch.device | str) -> SumTree:
     tree = sum_tree(capacity, backend=backend, device=device)
-    tree.set(torch.arange(capacity), torch.rand(capacity, generator=torch.Generator().manual_seed(0)) + 1e-3)
+    tree.set(torch.arange(capacity), priorities(capacity))
     return tree
+
+
+def priorities(capacity: int) -> Tensor:
+    return torch.rand(capacity, generator=torch.Generator().manual_seed(0)) + 1e-3
+
+
+def changes(capacity: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Indices and errors of an update."""
+    generator = torch.Generator().manual_seed(1)
+    index = torch.randint(capacity, (batch,), generator=generator).to(device)
+    return index, torch.randn(batch, generator=generator).to(device)
 
 
 def tree_calls(backend: str, capacity: int, batch: int, device: torch.device) -> dict[str, Call]:
     tree = full_tree(backend, capacity, device)
-    generator = torch.Generator().manual_seed(1)
-    index = torch.randint(capacity, (batch,), generator=generator).to(device)
-    error = torch.randn(batch, generator=generator).to(device)
+    index, error = changes(capacity, batch, device)
     return {
-        "sample": lambda: tree.sample(batch, 0.4),
-        "update": lambda: tree.update(index, error, 0.6, 1e-6),
+        "sample": lambda: tree.sample(batch, _BETA),
+        "update": lambda: tree.update(index, error, _ALPHA, _EPSILON),
     }
+
+
+def sums_calls(capacity: int, batch: int, device: torch.device) -> dict[str, Call]:
+    """The same without a tree, as a user of torch writes it: each draw adds up all priorities. Nothing is
+    checked, and of equal indices any one counts."""
+    leaves = priorities(capacity).to(device)
+    index, error = changes(capacity, batch, device)
+
+    def sample() -> tuple[Tensor, Tensor]:
+        sums = leaves.cumsum(0, dtype=torch.float64)
+        mass = torch.rand(batch, dtype=torch.float64, device=device) * sums[-1]
+        drawn = torch.searchsorted(sums, mass, right=True)
+        return drawn, (leaves[drawn] / leaves.min()) ** -_BETA
+
+    def update() -> None:
+        leaves[index] = (error.abs() + _EPSILON) ** _ALPHA
+
+    return {"sample": sample, "update": update}
 
 
 def frame_calls(frames: int, batch: int, device: torch.device) -> dict[str, Call]:
@@ -162,6 +197,6 @@ def q_calls(batch: int, device: torch.device) -> dict[str, Call]:
 def equal_draws(plan: ReplayGPUPlan, device: torch.device) -> float:
     """The share of draws that equal those of the torch tree on the host, at the last of ``capacities``."""
     capacity = plan.capacities[-1]
-    expected = full_tree("torch", capacity, "cpu").sample(plan.draws, 0.4).indices
-    drawn = full_tree("triton", capacity, device).sample(plan.draws, 0.4).indices
+    expected = full_tree("torch", capacity, "cpu").sample(plan.draws, _BETA).indices
+    drawn = full_tree("triton", capacity, device).sample(plan.draws, _BETA).indices
     return float((drawn.cpu() == expected).double().mean())

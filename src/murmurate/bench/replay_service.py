@@ -47,7 +47,7 @@ def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
             )
     own_plan = replay_shared.SharedReplayPlan(
         seconds=plan.seconds,
-        filled=plan.filled,
+        filled=plan.filled // plan.learners,
         batch=plan.batch,
         simulators=plan.simulators,
         samples_per_insert=plan.samples_per_insert,

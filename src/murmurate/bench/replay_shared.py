@@ -50,7 +50,7 @@ class SharedReplayPlan:
     samples_per_insert: PositiveFloat = 8.0
 
 
-QUICK, FULL = SharedReplayPlan(), SharedReplayPlan(seconds=60.0, repetitions=1)
+QUICK, FULL = SharedReplayPlan(), SharedReplayPlan(seconds=20.0)
 
 
 def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:

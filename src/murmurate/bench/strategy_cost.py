@@ -57,11 +57,11 @@ def measure(plan: StrategyCostPlan, log: Log) -> dict[str, Any]:
             answers = _roles.run_together(members, work, name, plan.parameters, plan.turns)
             rows.setdefault(name, {})[f"{members}_members"] = figures(answers)
     log("waiting of 4 GALA learners in a real run")
-    gala = [row["copies_when_heard"]["median"] for row in rows["gala"].values()]
+    gala = [row["copies_when_heard"] for row in rows["gala"].values()]
     return {
         "parameters": plan.parameters,
         "fabric": "processes",
-        "gala_copies": max(gala),
+        "gala_copies": max((copies["median"] for copies in gala if copies), default=None),
         "strategies": rows,
         **waiting(plan.waiting_cpu_seconds),
     }
@@ -113,8 +113,8 @@ def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Over the members: medians of copy, update and step, and the step's excess over an update, in copies.
 
     The excess is computed turn by turn, so that a slow moment of the machine enters both sides. Its mean over
-    all steps, and its median over the steps that received a peer's values, are for strategies that exchange
-    only now and then.
+    all steps, and its median over the steps that received a peer's values (of members that received any),
+    are for strategies that exchange only now and then.
     """
     excess = [[s - u for s, u in zip(a["times"]["step"], a["times"]["update"], strict=True)] for a in answers]
     when_heard = [
@@ -122,6 +122,7 @@ def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
         for of_member, answer in zip(excess, answers, strict=True)
     ]
     copy = [median(a["times"]["copy"]) for a in answers]
+    copies_when_heard = [median(e) / c for e, c in zip(when_heard, copy, strict=True) if e]
     medians = {
         f"{name}_milliseconds": median([t for a in answers for t in a["times"][name]])
         for name in ("copy", "update", "step")
@@ -129,7 +130,7 @@ def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "copies": spread([median(e) / c for e, c in zip(excess, copy, strict=True)]),
         "copies_mean": spread([statistics.fmean(e) / c for e, c in zip(excess, copy, strict=True)]),
-        "copies_when_heard": spread([median(e or [0.0]) / c for e, c in zip(when_heard, copy, strict=True)]),
+        "copies_when_heard": spread(copies_when_heard) if copies_when_heard else None,
         **medians,
         "share_of_steps_that_heard_others": statistics.fmean(h for a in answers for h in a["heard"]),
     }

@@ -33,6 +33,11 @@ ALPHA, PRIOR = 0.08, 0.05
 # settings that gensim, scikit-learn and we have in common (Hoffman et al. 2010: kappa, tau0)
 _COMMON = {"topics": 50, "alpha": ALPHA, "prior": PRIOR, "batch": 1024, "forgetting": 0.5, "delay": 1.0}
 _OWN = {"topics": 50, "alpha": ALPHA, "prior": PRIOR}  # all else is TopicModel's default
+# what these libraries' own defaults are
+_THEIRS = {
+    "gensim": {"batch": 2000, "forgetting": 0.5, "delay": 1.0},
+    "scikit-learn": {"batch": 128, "forgetting": 0.7, "delay": 10.0},
+}
 SWEEPS = 30  # sweeps of tomotopy's sampler after which DPSVI is compared with it
 
 
@@ -98,14 +103,18 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
             (*marks, *(plan.passes * n for n in (1.5, 2, 2.5, 2.75, 3, 3.25, 3.5, 4))),
         ),
     ]
-    for name in ("gensim", "scikit-learn"):
+    for name, theirs in _THEIRS.items():
         contenders.append(Contender(f"{name}{_20_ITERATIONS}", name, {**_COMMON, "iterations": 20}, marks))
         contenders.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
+        defaults = {**_COMMON, **theirs, "iterations": None}
+        contenders.append(Contender(f"{name} defaults", name, defaults, slow))
+    same = {**_COMMON, "iterations": 20, "precision": "float32"}  # as gensim and we compute
+    contenders.append(Contender(f"scikit-learn float32{_20_ITERATIONS}", "scikit-learn", same, marks))
     contenders.append(Contender("tomotopy", "tomotopy", _OWN, (*range(10, plan.sweeps, 10), plan.sweeps)))
     return contenders
 
 
-# four nodes of one thread, each on a core of its own, as in the paper's Fig. 1 to 3
+# four nodes of one thread, which take turns on the one core
 NODES = {"name": "dpsgd", "threads": 1, "local_updates": 15, "batch": 4}
 _RULES, _STARTS = ("paper", "average", "robbins-monro"), ("random", "documents", "svi")
 
@@ -283,7 +292,8 @@ def headline(curves: Curves) -> dict[str, Any]:
         "perplexity": median([points[-1].perplexity for points in ours]),
         "perplexity_defaults": median([p[-1].perplexity for p in curves[f"{_OURS} defaults"]]),
     }
-    for name, key in (("scikit-learn", "sklearn"), ("gensim", "gensim")):
+    peers = {"scikit-learn": "sklearn", "scikit-learn float32": "sklearn_float32", "gensim": "gensim"}
+    for name, key in peers.items():
         theirs = curves.get(f"{name}{_20_ITERATIONS}")
         ratio, end = None, None
         if theirs is not None:
@@ -299,7 +309,8 @@ def first_at(points: list[Point], most: float) -> Point | None:
 
 
 def to_the_peers(curves: Curves) -> dict[str, Any]:
-    """CPU seconds to the final perplexity of the best of gensim's and scikit-learn's four contenders."""
+    """CPU seconds to the final perplexity of the best of gensim's and scikit-learn's contenders, in each
+    round to that of the round; None if ours does not reach it in every round."""
     ends = {
         label: median_curve(rounds)[-1].perplexity
         for label, rounds in curves.items()
@@ -308,16 +319,21 @@ def to_the_peers(curves: Curves) -> dict[str, Any]:
     if not ends:
         return {}
     best = min(ends, key=lambda label: ends[label])
-    theirs = first_at(median_curve(curves[best]), ends[best])
-    row: dict[str, Any] = {"peer": best, "perplexity": ends[best]}
-    row["cpu_seconds"] = None if theirs is None else theirs.cpu_seconds
-    row["ours"] = {}
+    goals = [points[-1].perplexity for points in curves[best]]
+
+    def seconds(rounds: list[list[Point]]) -> list[float]:
+        reached = [first_at(points, goal) for points, goal in zip(rounds, goals, strict=True)]
+        return [point.cpu_seconds for point in reached if point is not None] if all(reached) else []
+
+    theirs = seconds(curves[best])
+    row: dict[str, Any] = {"peer": best, "perplexity": ends[best], "cpu_seconds": median(theirs), "ours": {}}
     for label, rounds in curves.items():
         if label.startswith(_OURS):
-            ours = first_at(median_curve(rounds), ends[best])
-            ratio = None if ours is None or theirs is None else theirs.cpu_seconds / ours.cpu_seconds
-            seconds = None if ours is None else ours.cpu_seconds
-            row["ours"][label] = {"cpu_seconds": seconds, "times_faster": ratio}
+            ours = seconds(rounds)
+            row["ours"][label] = {
+                "cpu_seconds": median(ours) if ours else None,
+                "times_faster": median(ratios(theirs, ours)) if ours else None,
+            }
     return row
 
 
