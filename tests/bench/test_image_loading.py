@@ -20,6 +20,7 @@ from murmurate.bench._image_loaders import (
     make_folder,
 )
 from murmurate.bench.image_loading import LoadingPlan
+from murmurate.datasets.image_augmentation import DRAWS, Augmentation
 
 pytest.importorskip("cv2")
 pytest.importorskip("PIL")
@@ -59,6 +60,28 @@ def test_no_side_transposes_images(data: type[SameFunctions | WithPillow], tmp_p
     x = _plain_images._normalised(images.permute(0, 2, 3, 1))
     assert x.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(x[:, 2], (images[:, 2] / 255 - 0.406) / 0.225)
+
+
+def test_both_data_sets_draw_an_images_random_numbers_as_torchs_users_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path, 2, 40, 50, 90, 2)
+    drawn: list[np.ndarray] = []
+    crop_of = Augmentation.crop_of
+
+    def noted(self, height, width, into, shortest, draws):
+        drawn.append(draws)
+        return crop_of(self, height, width, into, shortest, draws)
+
+    monkeypatch.setattr(Augmentation, "crop_of", noted)
+    for data in (SameFunctions, WithPillow):
+        torch.manual_seed(0)
+        data(tmp_path, 16)[0]
+    torch.manual_seed(0)
+    expected = torch.rand(DRAWS, dtype=torch.float64).numpy()
+    for draws in drawn:
+        np.testing.assert_array_equal(draws, expected)
+    assert len(drawn) == 2
 
 
 def test_torchs_loader_goes_through_all_images_again_and_again_without_a_pause(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from murmurate.datasets._image_decoding import opencv
 from murmurate.datasets.image_augmentation import DRAWS, Augmentation
-from murmurate.datasets.image_draws import image_draws
 from murmurate.datasets.image_files import ImageFiles
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.sources.encoded_images import EncodedImageSource
@@ -140,14 +139,18 @@ class _Files(Dataset[tuple[Tensor, int]]):
         return len(self._files)
 
 
+def _draws() -> NDArray[np.float64]:
+    """An image's random numbers. ``image_draws``, which our processes call for a batch at a time, would take
+    longer for a single image than drawing costs a DataLoader's user."""
+    return torch.rand(DRAWS, dtype=torch.float64).numpy()
+
+
 class SameFunctions(_Files):
     """Decodes and augments an image by the functions that our processes call."""
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        passes, numbers = np.array([int(torch.randint(2**31, ()))]), np.array([number])
-        draws = image_draws(0, passes, numbers, DRAWS)[0]
         image = np.empty((self._size, self._size, 3), np.uint8)
-        decode_augmented(self._files.encoded.place(number), AUGMENT, self._files.shortest, draws, image)
+        decode_augmented(self._files.encoded.place(number), AUGMENT, self._files.shortest, _draws(), image)
         return torch.from_numpy(image), int(self._files.labels[number])
 
 
@@ -160,7 +163,7 @@ class WithPillow(_Files):
 
         with open(self._files.encoded.place(number).path, "rb") as file:
             image = Image.open(io.BytesIO(file.read())).convert("RGB")
-        draws = torch.rand(DRAWS, dtype=torch.float64).numpy()
+        draws = _draws()
         crop = AUGMENT.crop_of(image.height, image.width, (self._size, self._size), 0, draws)
         box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
         image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
