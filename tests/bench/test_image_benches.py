@@ -76,7 +76,9 @@ def test_loading_alone_cuts_crops_of_the_trainings_size(monkeypatch: pytest.Monk
 
 
 def test_a_loss_that_is_nan_equals_no_other():
-    assert resnet_parity.equal_steps([0.0, float("nan"), 0.0]) == 1
+    differences = resnet_parity.difference([1.0, float("nan"), 1.0, 1.0, 1.0], [0.5, 1.0, 1.0, 1.0, 1.0])
+    assert resnet_parity.largest_differences(differences) == {"1": 0.5, "5": float("inf")}
+    assert resnet_parity.equal_steps(differences[1:]) == 0
     assert resnet_parity.equal_steps([0.0, 1e-5]) == 2
 
 

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,8 +104,8 @@ def losses_compared(run: Run, steps: int) -> dict[str, list[float]]:
 
 
 def equal_steps(differences: list[float]) -> int:
-    """How many of the first steps differ by at most 1e-4; a loss that is NaN equals no other."""
-    return next((k for k, each in enumerate(differences) if not each <= _EQUAL), len(differences))
+    """How many of the first steps differ by at most 1e-4."""
+    return next((k for k, each in enumerate(differences) if each > _EQUAL), len(differences))
 
 
 def accuracies(plan: ParityPlan, where: Path, log: Log) -> dict[str, Any]:
@@ -134,7 +135,9 @@ def float64() -> Iterator[None]:
 
 
 def difference(losses: list[float], others: list[float]) -> list[float]:
-    return [abs(a - b) for a, b in zip(losses, others, strict=True)]
+    """By step; infinite if a loss is NaN, because ``max`` passes over a NaN that is not the first."""
+    differences = (abs(a - b) for a, b in zip(losses, others, strict=True))
+    return [math.inf if math.isnan(each) else each for each in differences]
 
 
 def largest_differences(differences: list[float]) -> dict[str, float]:
