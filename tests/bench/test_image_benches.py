@@ -1,6 +1,7 @@
 """The image benches, without their trainings: what they plan and how they sum up."""
 
 import dataclasses
+import subprocess
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,6 +60,18 @@ def test_our_racer_changes_images_as_the_plain_loops_do(tmp_path: Path) -> None:
     options = words[words.index("--world.path") : words.index("--out")]
     run: Any = change(recipe("folder-resnet18"), options, "")
     assert cast(ImageSourceConfig, run.source).augment == AUGMENT
+
+
+def test_accelerates_environment_finds_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cv2")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("MURMURATE_PEERS", str(tmp_path))
+    python = tmp_path / "accelerate" / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nexec test -f "$PYTHONPATH/murmurate/bench/_plain_images.py"\n')
+    python.chmod(0o755)
+    plan = dataclasses.replace(resnet_throughput.QUICK, images=1, height=16, width=16)
+    subprocess.run(resnet_throughput.racers(plan, tmp_path)["accelerate"].command, check=True)
 
 
 def test_loading_alone_cuts_crops_of_the_trainings_size(monkeypatch: pytest.MonkeyPatch) -> None:
