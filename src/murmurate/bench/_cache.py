@@ -10,9 +10,10 @@ from typing import Any
 
 from murmurate.bench._commands import run_murmurate
 from murmurate.bench._result import Log
+from murmurate.errors import RunFailed
 from murmurate.record.runs import RecordedRun, open_run
 from murmurate.record.stored import read_object
-from murmurate.training.run_folder import set_aside, write_json
+from murmurate.training.run_folder import hardware, set_aside, versions, write_json
 
 
 def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
@@ -39,12 +40,23 @@ def _finished(folder: Path) -> bool:
 
 def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:
     """The JSON value that ``compute`` returns, computed once for each ``name`` and ``key`` (a JSON
-    value); the folder ``where`` keeps it, and is made if needed."""
+    value); the folder ``where`` keeps it, and is made if needed.
+
+    Raises RunFailed for a value that was computed on another processor or with another version of torch: a
+    result has one of each.
+    """
     where.mkdir(parents=True, exist_ok=True)
     path = where / f"{keyed(name, key)}.json"
+    here = {"cpu": hardware()["cpu"], "torch": versions()["torch"]}
     if not path.exists():
-        write_json(path, {"value": compute()})
-    return read_object(path)["value"]
+        write_json(path, {"value": compute(), **here})
+    stored = {**here, **read_object(path)}  # files of earlier versions say neither
+    if any(stored[fact] != here[fact] for fact in here):
+        raise RunFailed(
+            f"{path} was computed on {stored['cpu']} with torch {stored['torch']}, and here are "
+            f"{here['cpu']} and torch {here['torch']}. Choose another folder with --where, or remove it."
+        )
+    return stored["value"]
 
 
 def keyed(name: str, key: Any) -> str:
