@@ -78,7 +78,8 @@ class OurLoader:
 
 class TorchLoader:
     """As ``OurLoader``, by torch's DataLoader with at least as many batches ahead. Its order has no end, as
-    ours has none: at the end of a pass it would wait for the first batch of the next one."""
+    ours has none: at the end of a pass it would wait for the first batch of the next one. Its processes keep
+    the memory of decoded images, as ours do."""
 
     def __init__(self, data: _Files, batch: int, workers: int, prefetch: int) -> None:
         self._loader = DataLoader(
@@ -87,6 +88,7 @@ class TorchLoader:
             sampler=EndlessOrder(len(data)),
             num_workers=workers,
             prefetch_factor=max(1, math.ceil(prefetch / workers)),
+            worker_init_fn=_prepare,
         )
         self._batches: Any = None  # its processes start at the first ``next``
 
@@ -104,6 +106,13 @@ class TorchLoader:
             process.resume()
         if self._batches is not None:
             self._batches._shutdown_workers()
+
+
+def _prepare(worker: int) -> None:
+    # imported late: in Accelerate's environment there is not all that it imports
+    from murmurate.launch.role import prepare_process
+
+    prepare_process(1)
 
 
 class EndlessOrder:
