@@ -64,6 +64,10 @@ def test_no_side_transposes_images(data: type[SameFunctions | WithPillow], tmp_p
     torch.testing.assert_close(x[:, 2], (images[:, 2] / 255 - 0.406) / 0.225)
 
 
+def test_an_update_of_the_plain_loops_is_one_pass_over_memory_as_in_the_classifier() -> None:
+    assert _plain_images.sgd(torch.nn.Linear(2, 2)).defaults["fused"]
+
+
 def test_torchs_processes_keep_the_memory_of_decoded_images_as_ours_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,7 +192,8 @@ class PlainLoop:
         self.mean = torch.tensor(config.pixel_mean).view(1, -1, 1, 1)
         self.deviation = torch.tensor(config.pixel_std).view(1, -1, 1, 1)
         self.bfloat16 = config.resolved(spec, torch.device("cpu")).precision == "bfloat16"
-        self.optimizer = sgd(self.net, config.rate(1), config.weight_decay, config.momentum)
+        rate, decay, momentum = config.rate(1), config.weight_decay, config.momentum
+        self.optimizer = sgd(self.net, rate, decay, momentum, fused=False)  # torch's plain one
         updates = run.planned_updates()
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, config.rate_factor(updates))
 
