@@ -1,6 +1,7 @@
 """The image benches, without their trainings: what they plan and how they sum up."""
 
 import dataclasses
+import subprocess
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +62,18 @@ def test_our_racer_changes_images_as_the_plain_loops_do(tmp_path: Path) -> None:
     assert cast(ImageSourceConfig, run.source).augment == AUGMENT
 
 
+def test_accelerates_environment_finds_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cv2")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("MURMURATE_PEERS", str(tmp_path))
+    python = tmp_path / "accelerate" / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\ntest -f "$PYTHONPATH/murmurate/bench/_plain_images.py"\n')
+    python.chmod(0o755)
+    plan = dataclasses.replace(resnet_throughput.QUICK, images=1, height=16, width=16)
+    subprocess.run(resnet_throughput.racers(plan, tmp_path)["accelerate"].command, check=True)
+
+
 def test_loading_alone_cuts_crops_of_the_trainings_size(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Any] = []
     windows = {label: [RaceWindow(100, 10.0, 6.0)] for label in ("ours", "ddp same", "ddp pillow")}
@@ -76,7 +89,9 @@ def test_loading_alone_cuts_crops_of_the_trainings_size(monkeypatch: pytest.Monk
 
 
 def test_a_loss_that_is_nan_equals_no_other():
-    assert resnet_parity.equal_steps([0.0, float("nan"), 0.0]) == 1
+    differences = resnet_parity.difference([1.0, float("nan"), 1.0, 1.0, 1.0], [0.5, 1.0, 1.0, 1.0, 1.0])
+    assert resnet_parity.largest_differences(differences) == {"1": 0.5, "5": float("inf")}
+    assert resnet_parity.equal_steps(differences[1:]) == 0
     assert resnet_parity.equal_steps([0.0, 1e-5]) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from murmurate.bench._image_loaders import (
     make_folder,
 )
 from murmurate.bench.image_loading import LoadingPlan
+from murmurate.datasets.image_augmentation import DRAWS, Augmentation
+from murmurate.launch import role
 
 pytest.importorskip("cv2")
 pytest.importorskip("PIL")
@@ -59,6 +62,47 @@ def test_no_side_transposes_images(data: type[SameFunctions | WithPillow], tmp_p
     x = _plain_images._normalised(images.permute(0, 2, 3, 1))
     assert x.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(x[:, 2], (images[:, 2] / 255 - 0.406) / 0.225)
+
+
+def test_an_update_of_the_plain_loops_is_one_pass_over_memory_as_in_the_classifier() -> None:
+    assert _plain_images.sgd(torch.nn.Linear(2, 2)).defaults["fused"]
+
+
+def test_torchs_processes_keep_the_memory_of_decoded_images_as_ours_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "images", 3, 40, 50, 90, 2)
+    monkeypatch.setattr(role, "prepare_process", lambda threads: (tmp_path / str(os.getpid())).touch())
+    loader = TorchLoader(SameFunctions(tmp_path / "images", 16), 3, workers=2, prefetch=2)
+    try:
+        loader.next()
+        loader.next()  # of the other process
+        prepared = [(tmp_path / str(process.pid)).exists() for process in loader.processes()]
+    finally:
+        loader.close()
+    assert prepared == [True, True]
+
+
+def test_both_data_sets_draw_an_images_random_numbers_as_torchs_users_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path, 2, 40, 50, 90, 2)
+    drawn: list[np.ndarray] = []
+    crop_of = Augmentation.crop_of
+
+    def noted(self, height, width, into, shortest, draws):
+        drawn.append(draws)
+        return crop_of(self, height, width, into, shortest, draws)
+
+    monkeypatch.setattr(Augmentation, "crop_of", noted)
+    for data in (SameFunctions, WithPillow):
+        torch.manual_seed(0)
+        data(tmp_path, 16)[0]
+    torch.manual_seed(0)
+    expected = torch.rand(DRAWS, dtype=torch.float64).numpy()
+    for draws in drawn:
+        np.testing.assert_array_equal(draws, expected)
+    assert len(drawn) == 2
 
 
 def test_torchs_loader_goes_through_all_images_again_and_again_without_a_pause(tmp_path: Path) -> None:

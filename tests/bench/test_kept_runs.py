@@ -1,4 +1,4 @@
-"""Runs that benches keep: which of them count in a later result."""
+"""Runs and values that benches keep: which of them count in a later result."""
 
 from __future__ import annotations
 
@@ -42,3 +42,18 @@ def test_a_finished_run_counts_on_the_machine_that_made_it(
         _cache.cached_run(tmp_path / "run", "cartpole-a2c", (), lambda line: None)
     assert len(folders) == made
     assert len(list(tmp_path.glob("run-cut-off-*"))) == made - 1
+
+
+def test_a_value_is_computed_once_on_a_machine_for_each_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter(range(9))
+
+    def found(key: int) -> Any:
+        return _cache.cached_value(tmp_path / "new", "row", [key], lambda: next(counts))
+
+    assert [found(key) for key in (1, 2, 1)] == [0, 1, 0]
+    monkeypatch.setattr(_cache, "hardware", lambda: {**hardware(), "cpu": "another"})
+    assert [found(1), found(1)] == [2, 2]
+    monkeypatch.setattr(_cache, "versions", lambda: {**versions(), "torch": "1.0"})
+    assert found(1) == 3

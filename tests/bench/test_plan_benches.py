@@ -106,30 +106,6 @@ def test_no_plan_is_judged_by_the_seeds_it_was_made_from(
     assert len({*planned_from, trial, *compared}) == 2 + 1 + 3
 
 
-def test_a_row_of_another_processor_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    measured: list[str] = []
-    cpu = "a chip"
-
-    def row(name: str, target: float, profile: DeviceProfile, *_: Any) -> dict[str, Any]:
-        measured.append(profile.hardware["cpu"])
-        return {"default_over_choice": 1.0, "choice_over_best": 1.0}
-
-    def here(cores: int, device: str) -> DeviceProfile:
-        return DeviceProfile(cores, device, hardware={"cpu": cpu})
-
-    monkeypatch.setattr(plan_target, "_row", row)
-    monkeypatch.setattr(plan_target.DeviceProfile, "here", here)
-    settings = plan_target.PlanTargetPlan(where=str(tmp_path))
-    for _ in range(2):
-        plan_target.measure(settings, print)
-    assert measured == ["a chip"]
-    cpu = "another"
-    plan_target.measure(settings, print)
-    assert measured == ["a chip", "another"]
-
-
 def test_names_with_dots_have_logs_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     logs: list[str] = []
 

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from murmurate.bench import _racer
-from murmurate.bench._racer import ProgressFile, Racer, RaceWindow
+from murmurate.bench._racer import ProgressFile, Racer, RaceWindow, ThroughputPlan, race
 from murmurate.errors import RunFailed
 from waiting import until
 
@@ -182,6 +183,32 @@ def test_a_program_that_is_a_racer_says_how_far_it_is_until_the_bench_has_ended(
 def test_rates() -> None:
     window = RaceWindow(env_steps=600, cpu_seconds=3.0, wall_seconds=2.0)
     assert (window.per_cpu_second, window.per_second) == (200.0, 300.0)
+
+
+class _Runner:
+    """A racer that only notes its turns."""
+
+    def __init__(self, label: str, turns: list[str]) -> None:
+        self.label, self._turns = label, turns
+
+    def start(self, warm_up_cpu_seconds: float) -> None:
+        pass
+
+    def window(self, cpu_seconds: float) -> RaceWindow:
+        self._turns.append(self.label)
+        return RaceWindow(len(self._turns), 1.0, 1.0)
+
+    def stop(self) -> None:
+        pass
+
+
+def test_the_first_of_a_round_is_the_last_of_the_next_one() -> None:
+    turns: list[str] = []
+    racers: Any = {label: _Runner(label, turns) for label in ("ours", "peer", "limit")}
+    windows = race(lambda where: racers, ThroughputPlan(rounds=3), lambda line: None)
+    assert turns == ["ours", "peer", "limit", "limit", "peer", "ours", "ours", "peer", "limit"]
+    assert [window.env_steps for window in windows["ours"]] == [1, 6, 7]
+    assert [window.env_steps for window in windows["limit"]] == [3, 4, 9]
 
 
 _BENCH_OF_SLEEPERS = """

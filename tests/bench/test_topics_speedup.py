@@ -270,22 +270,3 @@ def test_plans_that_would_fail_later_are_refused_at_once(words, error):
 
 def test_real_processes_can_be_left_out():
     assert change(SpeedupPlan(), ["--real-documents", "0"], "bench").real_documents == 0
-
-
-def test_costs_of_another_machine_are_not_taken_for_those_of_this_one(plan, tmp_path, monkeypatch):
-    measured = []
-
-    def costs(*arguments):
-        measured.append(arguments)
-        return COSTS
-
-    monkeypatch.setattr(topics_speedup, "_costs", costs)
-    for name in ("_rule", "sparse", "widths"):
-        monkeypatch.setattr(topics_speedup, name, lambda *arguments: None)
-    here = dataclasses.replace(plan, where=str(tmp_path))
-    for _ in range(2):
-        topics_speedup.measure(here, QUIET)
-    assert len(measured) == 1
-    monkeypatch.setattr(_topic_real, "machine", lambda: ["another"])
-    topics_speedup.measure(here, QUIET)
-    assert len(measured) == 2

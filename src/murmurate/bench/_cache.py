@@ -1,10 +1,13 @@
-"""Results on disk: a finished run is not run again, and a computed value is not computed again."""
+"""Results on disk: a finished run is not run again, and a computed value is not computed again.
+
+Both count only on the processor and with the versions that made them, as a result names one of each.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,7 @@ from murmurate.training.run_folder import hardware, set_aside, versions, write_j
 
 
 def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
-    """``murmurate train RECIPE OPTIONS --out FOLDER``, unless the folder holds a finished run which was made
-    on this processor with these versions, as a result names no others.
+    """``murmurate train RECIPE OPTIONS --out FOLDER``, unless the folder has a finished run of this machine.
 
     The folder of any other run is renamed, and the run starts anew. Raises RunFailed if the run fails.
     """
@@ -36,16 +38,19 @@ def _is_finished_here(folder: Path) -> bool:
         summary, run = (json.loads((folder / name).read_text()) for name in ("summary.json", "run.json"))
     except FileNotFoundError:
         return False
-    made_on, here = run.get("hardware", {}), hardware()
-    is_same_machine = all(made_on.get(name) == here[name] for name in ("cpu", "cores"))
-    return bool(summary["exit"] == "finished" and is_same_machine and run.get("versions") == versions())
+    made_on = _machine(run.get("hardware", {}), run.get("versions", {}))
+    return bool(summary["exit"] == "finished" and made_on == _machine(hardware(), versions()))
+
+
+def _machine(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> list[Any]:
+    return [hardware.get("cpu"), hardware.get("cores"), dict(versions)]
 
 
 def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:
-    """The JSON value that ``compute`` returns, computed once for each ``name`` and ``key`` (a JSON
-    value); the folder ``where`` keeps it, and is made if needed."""
+    """The JSON value that ``compute`` returns, computed once on a machine for each ``name`` and ``key`` (a
+    JSON value); the folder ``where`` keeps it, and is made if needed."""
     where.mkdir(parents=True, exist_ok=True)
-    path = where / f"{keyed(name, key)}.json"
+    path = where / f"{keyed(name, [key, *_machine(hardware(), versions())])}.json"
     if not path.exists():
         write_json(path, {"value": compute()})
     return read_object(path)["value"]

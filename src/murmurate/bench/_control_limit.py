@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from murmurate.bench._racer import write_progress
+from murmurate.launch.role import prepare_process
 from murmurate.nets.passes import product
 
 BATCH, OBSERVED, ACTIONS, HIDDEN = 256, 17, 6, 256  # batch size; widths of observation, action, hidden layer
@@ -84,7 +85,7 @@ class Update:
 
 
 def main(algorithm: str, dtype: torch.dtype, progress: Path) -> None:
-    torch.set_num_threads(1)
+    prepare_process(1)  # as learners do
     write_progress(progress, Update(algorithm, dtype))
 
 

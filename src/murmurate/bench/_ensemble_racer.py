@@ -19,6 +19,7 @@ from torch import Tensor
 from murmurate.agents._dynamics import DynamicsModel, ModelConfig
 from murmurate.agents._ensemble_gradient import EnsembleGradient
 from murmurate.bench._racer import write_progress
+from murmurate.launch.role import prepare_process
 from murmurate.losses.gaussian_nll import gaussian_nll, soft_bounds
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -107,8 +108,7 @@ def _data(members: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def main(kind: str, precision: str, progress: Path) -> None:
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # as every worker does
+    prepare_process(1)  # as learners do
     write_progress(progress, KINDS[kind](precision))
 
 

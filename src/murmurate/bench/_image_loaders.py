@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from murmurate.datasets._image_decoding import opencv
 from murmurate.datasets.image_augmentation import DRAWS, Augmentation
-from murmurate.datasets.image_draws import image_draws
 from murmurate.datasets.image_files import ImageFiles
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.sources.encoded_images import EncodedImageSource
@@ -79,7 +78,8 @@ class OurLoader:
 
 class TorchLoader:
     """As ``OurLoader``, by torch's DataLoader with at least as many batches ahead. Its order has no end, as
-    ours has none: at the end of a pass it would wait for the first batch of the next one."""
+    ours has none: at the end of a pass it would wait for the first batch of the next one. Its processes keep
+    the memory of decoded images, as ours do."""
 
     def __init__(self, data: _Files, batch: int, workers: int, prefetch: int) -> None:
         self._loader = DataLoader(
@@ -88,6 +88,7 @@ class TorchLoader:
             sampler=EndlessOrder(len(data)),
             num_workers=workers,
             prefetch_factor=max(1, math.ceil(prefetch / workers)),
+            worker_init_fn=_prepare,
         )
         self._batches: Any = None  # its processes start at the first ``next``
 
@@ -105,6 +106,13 @@ class TorchLoader:
             process.resume()
         if self._batches is not None:
             self._batches._shutdown_workers()
+
+
+def _prepare(worker: int) -> None:
+    # imported late: in Accelerate's environment there is not all that it imports
+    from murmurate.launch.role import prepare_process
+
+    prepare_process(1)
 
 
 class EndlessOrder:
@@ -140,14 +148,18 @@ class _Files(Dataset[tuple[Tensor, int]]):
         return len(self._files)
 
 
+def _draws() -> NDArray[np.float64]:
+    """An image's random numbers. ``image_draws``, which our processes call for a batch at a time, would take
+    longer for a single image than drawing costs a DataLoader's user."""
+    return torch.rand(DRAWS, dtype=torch.float64).numpy()
+
+
 class SameFunctions(_Files):
     """Decodes and augments an image by the functions that our processes call."""
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        passes, numbers = np.array([int(torch.randint(2**31, ()))]), np.array([number])
-        draws = image_draws(0, passes, numbers, DRAWS)[0]
         image = np.empty((self._size, self._size, 3), np.uint8)
-        decode_augmented(self._files.encoded.place(number), AUGMENT, self._files.shortest, draws, image)
+        decode_augmented(self._files.encoded.place(number), AUGMENT, self._files.shortest, _draws(), image)
         return torch.from_numpy(image), int(self._files.labels[number])
 
 
@@ -160,7 +172,7 @@ class WithPillow(_Files):
 
         with open(self._files.encoded.place(number).path, "rb") as file:
             image = Image.open(io.BytesIO(file.read())).convert("RGB")
-        draws = torch.rand(DRAWS, dtype=torch.float64).numpy()
+        draws = _draws()
         crop = AUGMENT.crop_of(image.height, image.width, (self._size, self._size), 0, draws)
         box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
         image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)

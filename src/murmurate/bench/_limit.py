@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from murmurate.launch.role import prepare_process
+
 SIMULATORS, STEPS, ACTIONS = 16, 5, 6
 _WINDOW_SECONDS = 0.1  # CPU seconds for which each part is called
 
@@ -149,7 +151,7 @@ def limit(fastest: dict[str, float], simulator_seconds: float) -> tuple[float, d
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    prepare_process(1)  # as learners do
     networks = parts()
     for net in networks.values():
         for part in net.values():

@@ -50,13 +50,20 @@ def plain_net(size: int, classes: int) -> nn.Module:
 
 
 def sgd(
-    net: nn.Module, lr: float = 0.1, weight_decay: float = 1e-4, momentum: float = 0.9
+    net: nn.Module,
+    lr: float = 0.1,
+    weight_decay: float = 1e-4,
+    momentum: float = 0.9,
+    *,
+    fused: bool = True,
 ) -> torch.optim.Optimizer:
+    """torch's SGD with Nesterov momentum. fused: whether an update is one pass over memory, as in the image
+    classifier."""
     groups = [
         {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in net.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True, fused=fused)
 
 
 def train(rank: int, engine: str, data: str, folder: str, size: int, batch: int, classes: int, progress: str,

@@ -294,12 +294,13 @@ def started(
 def race(
     make_racers: Callable[[Path], Mapping[str, Racer]], plan: ThroughputPlan, log: Log
 ) -> dict[str, list[RaceWindow]]:
-    """Windows of all racers (see ``started``), one of each in every round."""
+    """Windows of all racers (see ``started``), one of each in every round; every second round begins with the
+    last racer, so that a drift of the machine's speed within a round favours none."""
     with started(make_racers, plan, log) as racers:
         windows: dict[str, list[RaceWindow]] = {label: [] for label in racers}
         for number in range(plan.rounds):
-            for label, racer in racers.items():
-                window = racer.window(plan.window_cpu_seconds)
+            for label in list(racers)[:: -1 if number % 2 else 1]:
+                window = racers[label].window(plan.window_cpu_seconds)
                 windows[label].append(window)
                 log(f"round {number + 1}: {label} {window.per_cpu_second:,.0f} env steps per CPU second")
     return windows

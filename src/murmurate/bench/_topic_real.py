@@ -13,7 +13,6 @@ from murmurate.bench._topic_runs import Evaluated, reached
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.runs import RecordedRun
-from murmurate.training.run_folder import hardware, versions
 
 # (threads, workers)
 _SHAPES: dict[str, tuple[int, int] | None] = {
@@ -123,13 +122,7 @@ def spreads(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _run(shape: str, options: Sequence[Any], where: Path, log: Log) -> RecordedRun:
     """A run of real processes below ``where``, made once on a machine for the same options."""
     words = [str(word) for word in options]
-    return cached_run(where / keyed(f"real-{shape}", [*words, *machine()]), "corpus-lda", words, log)
-
-
-def machine() -> list[Any]:
-    """What measured times depend on, as a part of the keys of those that are kept: versions and processor."""
-    here = hardware()
-    return [versions(), here["cpu"], here["cores"]]
+    return cached_run(where / keyed(f"real-{shape}", words), "corpus-lda", words, log)
 
 
 def _points(run: RecordedRun) -> list[tuple[int, float]]:

@@ -17,7 +17,8 @@ FULL = ThroughputPlan(rounds=10, window_cpu_seconds=8.0, warm_up_cpu_seconds=10.
 SIMULATORS = 8
 # a smaller replay and an earlier start than the recipe's, so that all are learning when the windows begin
 _COMMON = ("--simulators", str(SIMULATORS), "--replay.capacity", "20000", "--replay.learning-starts", "1000")
-_PLAIN = ("--replay.alpha", "0", "--agent.selector", "target")  # uniform replay and Q-learning, as SB3 has
+# uniform replay, Q-learning and returns of one step, as SB3 has
+_PLAIN = ("--replay.alpha", "0", "--agent.selector", "target", "--agent.n-step", "1")
 _OURS = {
     "float32": ("--agent.precision", "float32"),
     "bfloat16": ("--agent.precision", "bfloat16"),

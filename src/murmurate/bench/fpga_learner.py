@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import statistics
 import time
 from typing import Annotated, Any
 
@@ -70,7 +71,7 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
         "goal": _GOAL,
         "reached": sum(r >= _GOAL for r in returns),
         "return": spread(returns),
-        "return_std": float(np.std(returns)),
+        "return_std": statistics.stdev(returns) if len(returns) > 1 else None,
         "env_steps": spread([float(run["env_steps"]) for run in runs]),
         "runs": runs,
         "modelled": modelled(_BATCH),

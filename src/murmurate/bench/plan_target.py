@@ -77,10 +77,9 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
             f"there are {len(plan.recipes)} recipes and {len(plan.targets)} targets. Give each recipe one."
         )
     profile = DeviceProfile.here(usable_cores(), "cpu")
-    here = [profile.hardware["cpu"], profile.cores, profile.versions]
     rows = []
     for name, target in zip(plan.recipes, plan.targets, strict=True):
-        settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE, *here]
+        settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE]
         measure_row = functools.partial(_row, name, target, profile, plan, log)
         rows.append(cached_value(Path(plan.where), name, settings, measure_row))
     return {

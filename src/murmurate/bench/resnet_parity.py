@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,8 +104,8 @@ def losses_compared(run: Run, steps: int) -> dict[str, list[float]]:
 
 
 def equal_steps(differences: list[float]) -> int:
-    """How many of the first steps differ by at most 1e-4; a loss that is NaN equals no other."""
-    return next((k for k, each in enumerate(differences) if not each <= _EQUAL), len(differences))
+    """How many of the first steps differ by at most 1e-4."""
+    return next((k for k, each in enumerate(differences) if each > _EQUAL), len(differences))
 
 
 def accuracies(plan: ParityPlan, where: Path, log: Log) -> dict[str, Any]:
@@ -134,7 +135,9 @@ def float64() -> Iterator[None]:
 
 
 def difference(losses: list[float], others: list[float]) -> list[float]:
-    return [abs(a - b) for a, b in zip(losses, others, strict=True)]
+    """By step; infinite if a loss is NaN, because ``max`` passes over a NaN that is not the first."""
+    differences = (abs(a - b) for a, b in zip(losses, others, strict=True))
+    return [math.inf if math.isnan(each) else each for each in differences]
 
 
 def largest_differences(differences: list[float]) -> dict[str, float]:
@@ -189,7 +192,8 @@ class PlainLoop:
         self.mean = torch.tensor(config.pixel_mean).view(1, -1, 1, 1)
         self.deviation = torch.tensor(config.pixel_std).view(1, -1, 1, 1)
         self.bfloat16 = config.resolved(spec, torch.device("cpu")).precision == "bfloat16"
-        self.optimizer = sgd(self.net, config.rate(1), config.weight_decay, config.momentum)
+        rate, decay, momentum = config.rate(1), config.weight_decay, config.momentum
+        self.optimizer = sgd(self.net, rate, decay, momentum, fused=False)  # torch's plain one
         updates = run.planned_updates()
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, config.rate_factor(updates))
 

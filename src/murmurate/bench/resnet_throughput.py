@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,18 @@ def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
     )  # fmt: skip
     racers_by_label = {"ours": ours}
     for data in ("same", "pillow"):
-        racers_by_label[f"ddp {data}"] = plain(sys.executable, "ddp", data, plan, where)
+        racers_by_label[f"ddp {data}"] = plain([sys.executable], "ddp", data, plan, where)
     if _peers.absent(_PEER) is None:
-        racers_by_label[_PEER] = plain(_peers.command(_PEER)[0], _PEER, "same", plan, where)
+        python, _ = _peers.command(_PEER)
+        with_this_package = ["env", f"PYTHONPATH={Path(__file__).parents[2]}", python]
+        racers_by_label[_PEER] = plain(with_this_package, _PEER, "same", plan, where)
     return racers_by_label
 
 
-def plain(python: str, engine: str, data: str, plan: ResNetPlan, where: Path) -> Racer:
+def plain(python: Sequence[str], engine: str, data: str, plan: ResNetPlan, where: Path) -> Racer:
+    """The plain loop. python: the words that start the interpreter."""
     settings = (str(where / "images"), str(plan.size), str(plan.batch), str(plan.classes))
-    command = [python, "-m", "murmurate.bench._plain_images", engine, data, *settings]
+    command = [*python, "-m", "murmurate.bench._plain_images", engine, data, *settings]
     return _commands.appending(f"{engine}-{data}", command, where)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from murmurate.bench import _dtensor
-from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.bench._result import Log, ratios, spread
 from murmurate.bench._spatial_layers import drawn_layers
 from murmurate.bench._spatial_timing import Case, timed
 from murmurate.ranges import NonNegativeInt, PositiveInt
@@ -66,10 +66,10 @@ def measure(plan: SpatialPlan, log: Log) -> dict[str, Any]:
         "largest_error_float64": error,
         "layers": len(drawn),
         "memory_share_2": max(t["memory_share"] for t in timings.values()),
-        "speedup_2": median(timings["plain"]["both"]["values"]),
-        "speedup_2_dilated": median(timings["dilated"]["both"]["values"]),
-        "speedup_2_by_cpu": median(timings["plain"]["both_by_cpu"]["values"]),
-        "speedup_2_dilated_by_cpu": median(timings["dilated"]["both_by_cpu"]["values"]),
+        "speedup_2": timings["plain"]["both"]["median"],
+        "speedup_2_dilated": timings["dilated"]["both"]["median"],
+        "speedup_2_by_cpu": timings["plain"]["both_by_cpu"]["median"],
+        "speedup_2_dilated_by_cpu": timings["dilated"]["both_by_cpu"]["median"],
         "worst_layer": worst.text,
         "kinds": dict(Counter(layer.kind for layer, _ in drawn)),
         "dtensor": peer,

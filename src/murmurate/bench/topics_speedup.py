@@ -74,7 +74,7 @@ def measure(plan: SpeedupPlan, log: Log) -> dict[str, Any]:
     replicas, times its number of replicas (``largest``: relative to the first case of ``threads``). This must
     be what is linear in Fig. 1 to 3, because the step rule makes steps shorter as p, B or M grow. Times are
     known only to within one step of the master (a fold) and a factor ``look_factor`` of documents. Results
-    below ``plan.where`` are reused, unless they are times of another machine or other versions. Raises
+    below ``plan.where`` are reused, unless they are of another machine or other versions. Raises
     Refusal for an invalid network, and if the runs on real processes are too short for their target.
     """
     _simulated.refuse_unknown(plan.network)
@@ -82,8 +82,7 @@ def measure(plan: SpeedupPlan, log: Log) -> dict[str, Any]:
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
     world = _world(plan.vocabulary, plan.mean_length, plan.documents, plan)
-    sizes = [plan.measured_updates, plan.pushes, plan.width_local_updates]
-    key = [world.path, *sizes, *_topic_real.machine()]
+    key = [world.path, plan.measured_updates, plan.pushes, plan.width_local_updates]
     cost = DPSVICosts(
         **cached_value(where, "costs", key, lambda: dataclasses.asdict(_costs(plan, world, log)))
     )
