@@ -20,7 +20,7 @@ from murmurate.bench._server import Server
 from murmurate.errors import MissingExtra
 from murmurate.ranges import PositiveInt
 from murmurate.recipes import recipe
-from murmurate.training.session import resolved
+from murmurate.training.preflight import resolved
 
 NAME = "atari-throughput"
 SUMMARY = "env steps per CPU second on Pong against Stable-Baselines3's A2C and the physical limit"

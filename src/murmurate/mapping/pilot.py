@@ -23,8 +23,8 @@ from murmurate.mapping.primitives import MODELLED, PER_STEP, PRIMITIVES, shape_o
 from murmurate.mapping.timers import Clock, TimedWorld, attach
 from murmurate.strategies.solo import Solo
 from murmurate.training.loop import TrainingLoop
+from murmurate.training.preflight import resolved
 from murmurate.training.run import Run
-from murmurate.training.session import resolved
 from murmurate.training.worker_context import WorkerContext
 
 _WINDOWS = 4
