@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,7 +62,7 @@ def _attempt(vector: Sequence[str], folder: Path) -> str:
     write(generated.corpus, folder / "docword.small.txt", "uci")
     np.save(folder / "table.npy", np.random.default_rng(0).normal(size=(40, 3)))
     (folder / "empty").touch()
-    (folder / "damaged").write_bytes(os.urandom(100))
+    (folder / "damaged").write_bytes(random.Random(0).randbytes(100))
     return run_command(vector)
 
 
