@@ -33,7 +33,7 @@ from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 
 Log = Callable[[str], None]
-_HANDOVER_SECONDS = 4.0
+_HANDOVER_SECONDS, _HANDOVER_ROUNDS = 4.0, 2
 _CLEARLY = 0.95  # a smaller gain of several threads may be noise
 _MUCH_BUSY = 0.2  # share of the cores that others use, above which measured costs mean little
 
@@ -150,7 +150,7 @@ def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> R
 def _handover(profile: DeviceProfile, run: Run, log: Log) -> float:
     """Seconds that a batch takes longer than its slowest stage for each record, in a run with one actor
     process. If the records are steps, it has a quarter of the simulators of an actor: a batch then has four
-    times as many, and little else is measured."""
+    times as many, and little else is measured. The faster of two runs counts, as of pilots."""
     source: Any = run.source
     own = source.simulators // max(1, source.actors)
     few = max(1, own // 4) if run.learner.requires.kind == "transitions" else own
@@ -158,7 +158,8 @@ def _handover(profile: DeviceProfile, run: Run, log: Log) -> float:
     actor_run = dataclasses.replace(run, source=one, replicas=1, strategy=Solo())
     shape = shape_of(actor_run)
     assert shape is not None
-    batch = shape.env_steps / measured(actor_run, _HANDOVER_SECONDS)
+    rate = max(measured(actor_run, _HANDOVER_SECONDS) for _ in range(_HANDOVER_ROUNDS))
+    batch = shape.env_steps / rate
     stage = shape.env_steps / predict(actor_run, profile).env_steps_per_second
     log(
         f"{run.recipe} with an actor process: {1e3 * batch:.2f} ms, {1e3 * stage:.2f} ms without handing over"
