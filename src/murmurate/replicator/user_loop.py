@@ -363,10 +363,6 @@ class OwnLoop(ResumableLoop):
             self.finish()
         return kind is CentreEnded
 
-    @property
-    def bytes_exchanged(self) -> int:
-        return super().bytes_exchanged + self.parts.bytes
-
     # -- the centre ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
