@@ -260,7 +260,7 @@ def test_a_centre_reports_its_end_before_it_answers_the_ranks_that_have_not_clos
         flush=lambda: deeds.append("flushed"),
         close=lambda: deeds.append("closed"),
     )
-    monkeypatch.setattr(script_ranks, "take_signals", lambda: None)
+    monkeypatch.setattr(script_ranks, "take_signals", lambda _: None)
     monkeypatch.setattr(script_ranks, "torchrun_environment", lambda: SimpleNamespace())
     monkeypatch.setattr(script_ranks.Rendezvous, "client", lambda *_: None)
     monkeypatch.setattr(script_ranks, "MemberHost", lambda *_, **__: host)

@@ -89,7 +89,9 @@ def run(
 
     Under "local", Ctrl-C, SIGTERM and a closed terminal raise KeyboardInterrupt in ``main`` of each replica,
     which may save within 10 s, and exchange with the centre meanwhile; a second Ctrl-C, or a SIGTERM more
-    than 5 s after another, ends all at once.
+    than 5 s after another, ends all at once. In replicas that have called ``OwnLoop.stopping`` a signal
+    raises nothing, and they have any time to end. Then ``run`` raises KeyboardInterrupt or SystemExit, under
+    "torchrun" SystemExit, with the signal's exit code (128 + its number).
     """
     if launcher is not None and launcher not in _LAUNCHERS:
         known = f"{', '.join(_LAUNCHERS[:-1])} or {_LAUNCHERS[-1]}"

@@ -30,12 +30,13 @@ from murmurate.fabric.processes.spawn import (
     WorkerProcesses,
     take_signals,
 )
-from murmurate.launch.script_member import ScriptSettings, stdout_of
+from murmurate.launch.script_member import ScriptSettings, failure, stdout_of
+from murmurate.replicator.stopping import StopSignals
 from murmurate.training.interrupts import RepeatedSigterm, hangup_terminates
 
 _PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
 _POLL_SECONDS = 1.0
-_SAVING_SECONDS = 10.0  # how long members may go on after Ctrl-C or SIGTERM
+_SAVING_SECONDS = 10.0  # how long replicas that do not call ``stopping`` may go on after Ctrl-C or SIGTERM
 _AGAIN_SECONDS = 0.01  # until an interrupt that Python has dropped is raised again
 
 
@@ -59,7 +60,7 @@ def run_locally(settings: ScriptSettings) -> list[Any]:
                 workers.start(rank, functools.partial(_run_worker, packed))
             return _collect(settings, workers)
         except (KeyboardInterrupt, SystemExit):
-            _interrupt(workers, settings.centre_rank)
+            _interrupt(settings, workers)
             raise
 
 
@@ -114,14 +115,23 @@ def _exit_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _interrupt(workers: WorkerProcesses, centre: int) -> None:
+def _interrupt(settings: ScriptSettings, workers: WorkerProcesses) -> None:
     """Raise KeyboardInterrupt in all replicas, and wait for them to end, while the centre goes on: a replica
-    that saves may exchange with it. A second signal ends the wait, unless it is a SIGTERM within 5 s."""
-    for worker in _replicas(workers, centre):
+    that saves may exchange with it. For replicas that have called ``stopping`` there is no time limit. A
+    second signal ends the wait, unless it is a SIGTERM within 5 s."""
+    for worker in _replicas(workers, settings.centre_rank):
         worker.terminate()
     end = time.monotonic() + _SAVING_SECONDS
-    while _replicas(workers, centre) and (seconds_left := end - time.monotonic()) > 0:
-        workers.wait(seconds_left)
+    while replicas := _replicas(workers, settings.centre_rank):
+        seconds_left = end - time.monotonic()
+        if seconds_left <= 0 and not all(workers.run_state.heeds_signals(r.rank) for r in replicas):
+            return
+        for worker in workers.wait(seconds_left if seconds_left > 0 else _POLL_SECONDS):
+            if worker.exit is not None and worker.exit.how == FAILED:  # perhaps while it saved
+                message = failure(settings.name_of(worker.rank), worker.exit)
+                print(f"murmurate: {message}", file=sys.stderr, flush=True)
+            if settings.strategy.common_rounds:
+                workers.run_state.mark_dead(worker.rank)  # the others go on without it
 
 
 def _replicas(workers: WorkerProcesses, centre: int) -> list[WorkerProcess]:
@@ -166,7 +176,8 @@ def _run_worker(packed: bytes, worker: Worker) -> Exit:
         # the centre has nothing to save, and replicas may need it while they do: the launcher ends it
         take_signals(signal.SIG_IGN if worker.rank == settings.centre_rank else interrupt)
         fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
-        end = settings.run_to_exit(fabric, stdout_of(settings.output, worker.rank))
+        signals = StopSignals(lambda: worker.run_state.mark_heeding(worker.rank))
+        end = settings.run_to_exit(fabric, stdout_of(settings.output, worker.rank), signals)
         if end.how == FINISHED:
             worker.run_state.mark_finished(worker.rank)
         was_signalled = True

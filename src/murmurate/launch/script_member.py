@@ -21,6 +21,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Fabric
 from murmurate.fabric.processes.spawn import DIED, FAILED, FINISHED, LEFT, REFUSED, Died, Exit
 from murmurate.replicator.replica_parts import role_of
+from murmurate.replicator.stopping import StopSignals
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.spatial.parts import PartLost, Parts
 from murmurate.strategies.interface import Strategy
@@ -67,8 +68,8 @@ class ScriptSettings:
         replica, part = divmod(rank, self.parts)
         return f"replica {rank}" if self.parts == 1 else f"part {part} of replica {replica}"
 
-    def run_member(self, fabric: Fabric) -> Any:
-        """Run ``main`` as the member behind ``fabric``; None for a centre."""
+    def run_member(self, fabric: Fabric, signals: StopSignals | None = None) -> Any:
+        """Run ``main`` as the member behind ``fabric``; None for a centre. signals: see ``OwnLoop``."""
         strategy, strategy_fabric = role_of(self.strategy, fabric, self.parts)
         is_centre = fabric.rank == self.centre_rank
         deadline = self.deadline_seconds
@@ -81,6 +82,7 @@ class ScriptSettings:
             workers=self.workers,
             devices=self.devices[fabric.rank % len(self.devices)],
             collectives=self.collectives,
+            signals=signals,
         )
         result = None
         if isinstance(sys.stdout, OfMain):
@@ -93,7 +95,9 @@ class ScriptSettings:
                     raise
         return result
 
-    def run_to_exit(self, fabric: Fabric, out: IO[str] | io.TextIOBase) -> Exit:
+    def run_to_exit(
+        self, fabric: Fabric, out: IO[str] | io.TextIOBase, signals: StopSignals | None = None
+    ) -> Exit:
         """Run ``main`` as the member behind ``fabric``, with its output to ``out``; returns how it ended.
 
         Errors of ``main`` are raised, except Refusal and PartLost.
@@ -101,7 +105,7 @@ class ScriptSettings:
         torch.set_num_threads(self.threads)
         try:
             with contextlib.redirect_stdout(out), ended(out):
-                result = self.run_member(fabric)
+                result = self.run_member(fabric, signals)
         except Refusal as refusal:
             return Exit(REFUSED, str(refusal))
         except PartLost as lost:

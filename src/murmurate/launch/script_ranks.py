@@ -7,11 +7,13 @@ and starts the process of a centre if the strategy has one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -38,6 +40,7 @@ from murmurate.fabric.processes.spawn import (
 from murmurate.launch.job_spec import JobSpec, MemberHost
 from murmurate.launch.rendezvous import Environment, Rendezvous
 from murmurate.launch.script_member import ScriptSettings, failure, stdout_of
+from murmurate.replicator.stopping import StopSignals
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _POLL_SECONDS = 0.1
@@ -90,22 +93,27 @@ def _rendezvous() -> Rendezvous:
 def run_rank(settings: ScriptSettings) -> list[Any]:
     """Run ``main`` as the member of this rank; returns the results of all replicas, once all have ended.
 
-    Raises RunFailed if a member fails or rank 0 is gone, Refusal if this rank's settings are not rank 0's.
+    Raises RunFailed if a member fails or rank 0 is gone, Refusal if this rank's settings are not rank 0's,
+    and SystemExit at the end if ``stopping`` has told this rank of a signal.
     """
-    rendezvous = _rendezvous()
+    rendezvous, signals = _rendezvous(), StopSignals()
     rank = rendezvous.environment.rank
-    with _Members(settings, rendezvous) as members:
-        own_end = _run_member(settings, members, rank)
+    with contextlib.ExitStack() as restored, _Members(settings, rendezvous) as members:
+        restored.callback(signals.end)
+        own_end = _run_member(settings, members, rank, signals)
         rendezvous.share(f"result/{rank}", _packed(own_end.result))
         rendezvous.report(Exit(own_end.how, own_end.error, own_end.trace))
         members.host.run_state.mark_finished(rank)
         members.host.flush()
         results = members.until_all_have_ended()
     results[rank] = settings.result_of(rank, own_end)
-    return settings.results(results)
+    of_replicas = settings.results(results)
+    if signals.acted_on:  # with exit code 0 an engine would take the job for complete
+        raise SystemExit(128 + signals.acted_on)
+    return of_replicas
 
 
-def _run_member(settings: ScriptSettings, members: _Members, rank: int) -> Exit:
+def _run_member(settings: ScriptSettings, members: _Members, rank: int, signals: StopSignals) -> Exit:
     """Run ``main``; returns how it ended. An error of ``main`` is raised as RunFailed, once the other ranks
     have been told of it."""
     threads = torch.get_num_threads()
@@ -114,7 +122,7 @@ def _run_member(settings: ScriptSettings, members: _Members, rank: int) -> Exit:
     watch.start()
     try:
         fabric = members.host.fabric(rank, settings.deadline_seconds)
-        end = settings.run_to_exit(fabric, stdout_of(settings.output, rank))
+        end = settings.run_to_exit(fabric, stdout_of(settings.output, rank), signals)
     except BaseException as error:
         end = Exit.failed(error)
         members.failed(end)
@@ -301,7 +309,9 @@ class _Members:
 
 def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: Worker) -> Exit:
     """The function of the process that runs a centre, which rank 0 starts."""
-    take_signals()
+    # torch elastic signals all processes of a rank; replicas that stop by themselves need the centre until
+    # they have, and it ends with rank 0
+    take_signals(signal.SIG_IGN)
     environment = torchrun_environment()
     assert environment is not None
     rank = settings.members - 1

@@ -54,6 +54,11 @@ class TensorExchange:
     def bytes(self) -> int:
         return self._small.traffic.bytes + self._large.traffic.bytes
 
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds spent waiting for other members so far."""
+        return self._small.traffic.waiting_seconds + self._large.traffic.waiting_seconds
+
     def gather(
         self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False
     ) -> dict[int, Contribution]:

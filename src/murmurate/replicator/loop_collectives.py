@@ -102,3 +102,7 @@ class LoopCollectives(Replicator):
     @property
     def bytes_exchanged(self) -> int:
         return super().bytes_exchanged + sum(e.bytes for e in self._exchanges.values())
+
+    @property
+    def waiting_seconds(self) -> float:
+        return super().waiting_seconds + sum(e.waiting_seconds for e in self._exchanges.values())

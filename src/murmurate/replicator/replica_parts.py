@@ -45,6 +45,11 @@ class ReplicaParts(Protocol):
         """Bytes exchanged so far."""
         ...
 
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds spent waiting for the other parts so far."""
+        ...
+
     def share(self, replica: Replica) -> SharedVector:
         """Give all parts the leader's vector. All parts call it for the same replicas in the same order."""
         ...
@@ -54,6 +59,7 @@ class OnePart:
     """Stands for the parts of a replica that consists of one member."""
 
     rank, size, bytes = 0, 1, 0
+    waiting_seconds = 0.0
 
     def share(self, replica: Replica) -> SharedVector:
         raise TypeError("a replica of one part shares its vector with nobody")

@@ -7,17 +7,14 @@ from typing import Any
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.replicator.comparison import require_equal
-from murmurate.replicator.loop_collectives import LoopCollectives
-from murmurate.replicator.replica_parts import ReplicaParts
+from murmurate.replicator.measured_loop import MeasuredLoop
 
 
-class ResumableLoop(LoopCollectives):
+class ResumableLoop(MeasuredLoop):
     """A script's replicator whose saved state names the run: the strategy and the number of replicas.
 
-    parts: parts of this replica, of which all but the first have no strategy of their own.
+    Of the parts of a replica all but the first have no strategy of their own.
     """
-
-    parts: ReplicaParts
 
     def state(self) -> dict[str, Any]:
         """The state of all replicas and their strategies, by name: nested tensors and plain values, to be

@@ -32,7 +32,7 @@ from murmurate.replicator.optimizer_wrapper import (
 )
 from murmurate.replicator.replica_parts import ONE_PART, ReplicaParts, SharedVector
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
-from murmurate.replicator.resume import ResumableLoop
+from murmurate.replicator.stopping import StoppableLoop, StopSignals
 from murmurate.replicator.unique_names import by_unique_names
 from murmurate.replicator.wrappable import check_can_be_wrapped
 from murmurate.spec import derive_generator, derive_seed
@@ -49,7 +49,7 @@ class CentreEnded(BaseException):
     """Ends the script on the member that served as the centre."""
 
 
-class OwnLoop(ResumableLoop):
+class OwnLoop(StoppableLoop):
     """Makes a script one of several replicas.
 
     All members run the same script and make the same replicas and optimizers, in the same order, before
@@ -62,6 +62,7 @@ class OwnLoop(ResumableLoop):
         devices: devices of one replica; ``device(k)`` is the k-th, and ``device()`` the first.
         collectives: whether the script uses collectives; if so, the strategy is checked at once.
         parts: parts of this replica; if several, ``replica_parts.role_of`` gave ``strategy`` and ``fabric``.
+        signals: of this process, for ``stopping``; by default this object's own.
 
     Raises Refusal if the fabric lacks what the strategy needs, for workers that do not divide the replicas,
     and for ``collectives`` under a strategy without common rounds.
@@ -77,6 +78,7 @@ class OwnLoop(ResumableLoop):
         devices: Sequence[str] = ("cpu",),
         collectives: bool = False,
         parts: ReplicaParts = ONE_PART,
+        signals: StopSignals | None = None,
     ) -> None:
         check_capabilities(strategy, fabric.capabilities, "this fabric", devices)
         if collectives:
@@ -87,7 +89,8 @@ class OwnLoop(ResumableLoop):
         if workers < 1 or size % workers:
             raise Refusal(f"{size} replicas cannot be divided evenly among {workers} workers")
         super().__init__(strategy, fabric, workers)
-        self.seed = seed
+        self.seed, self._own_signals = seed, StopSignals()
+        self.signals = self._own_signals if signals is None else signals
         self.is_centre = strategy.centre and self.rank == size
         self.worker, self.workers = self._index.worker, workers
         self._devices = tuple(torch.device(d) for d in devices)
@@ -355,6 +358,7 @@ class OwnLoop(ResumableLoop):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._own_signals.end()
         if kind is None and self.is_centre:
             self._serve()  # this script made no step, but others may
         elif kind is None:
@@ -362,10 +366,6 @@ class OwnLoop(ResumableLoop):
                 warnings.warn(_NOTHING, stacklevel=3)
             self.finish()
         return kind is CentreEnded
-
-    @property
-    def bytes_exchanged(self) -> int:
-        return super().bytes_exchanged + self.parts.bytes
 
     # -- the centre ---------------------------------------------------------------------------------
 

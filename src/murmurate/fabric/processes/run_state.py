@@ -22,8 +22,8 @@ _STOP, _CHECKPOINT, _EPOCH, _TRANSFER, _SNAPSHOT = range(5)  # cells of the head
 _HEADER = 8  # cells reserved for the header
 # rows of the table, which has one column for each rank
 _ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _INCARNATION = range(6)
-_HEARTBEAT, _PACE, _READY, _SENT, _ENTERED, _SKIPPED, _WORK = range(6, 13)
-_ROWS = 13
+_HEARTBEAT, _PACE, _READY, _SENT, _ENTERED, _SKIPPED, _WORK, _HEEDS = range(6, 14)
+_ROWS = 14
 LAUNCHER_ROWS = (_ALIVE, _INCARNATION)
 MEMBER_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHER_ROWS)
 _BITS = 11  # of each field of a packed ``TransferRequest``
@@ -134,6 +134,10 @@ class RunState:
     def mark_finished(self, rank: int) -> None:
         """This replica's last step is done and its last vector published."""
         self._rows[_FINISHED, rank] = 1
+
+    def mark_heeding(self, rank: int) -> None:
+        """From now on this replica of a script notes signals, and ends by itself after one."""
+        self._rows[_HEEDS, rank] = 1
 
     # -- written by the launcher
 
@@ -272,6 +276,9 @@ class RunState:
 
     def has_finished(self, rank: int) -> bool:
         return bool(self._rows[_FINISHED, rank])
+
+    def heeds_signals(self, rank: int) -> bool:
+        return bool(self._rows[_HEEDS, rank])
 
 
 @contextlib.contextmanager
