@@ -110,6 +110,8 @@ def test_a_run_learns_and_says_how_well(folder):
     assert facts["test_documents"] == 30
     assert facts["diversity"] > 0.6
     assert facts["perplexity"] < 50  # of 100 words
+    assert facts["validation_documents"] == 12
+    assert facts["validation_perplexity"] < 50
     assert facts["resume_exact"]
     assert facts["exit"] == "finished"
 

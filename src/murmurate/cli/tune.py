@@ -69,7 +69,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.launch import command_launcher
     from murmurate.training.preflight import prepared
     from murmurate.training.run_folder import new_folder
-    from murmurate.tuning.objective import read_objective
+    from murmurate.tuning.objective import check_objective, read_objective
     from murmurate.tuning.study import Study
 
     engine = command_launcher(run.launcher)
@@ -79,6 +79,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
         )
     prepared(run, engine)  # for what it refuses: each trial prepares its own run
     objective = read_objective(options.objective, run)
+    check_objective(objective, run)
     study = Study(
         run,
         ["train", *forwarded(options, _TUNE_OPTIONS), *rest],
