@@ -31,6 +31,7 @@ from murmurate.tuning.objective import Objective, Progress, check_objective, rea
 from murmurate.tuning.space import Dimension
 from murmurate.tuning.study import Study
 from murmurate.tuning.trials import SAMPLERS, Trials
+from short_runs import refused
 from waiting import until
 
 pytest.importorskip("optuna")
@@ -409,6 +410,14 @@ def test_what_training_records_on_validation_data_stands_for_the_objective(tmp_p
     line = {"time_seconds": 1.0, "env_steps": 500, "updates": 1, "perplexity": 40.0, "replica": 0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
     assert progress.poll() == [(5, 40.0)]
+
+
+def test_passes_are_refused_where_env_steps_are_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(100, 2)))
+    options = ("--world.path", tmp_path / "rows.npy", "--passes", "3", "--search", "env-steps=200,300")
+    assert "Leave out --passes" in refused(capsys, "tune", "table-gmm", *options)
 
 
 def test_objectives_of_data_sets_need_validation_examples(tmp_path: Path) -> None:
