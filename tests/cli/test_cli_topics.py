@@ -21,6 +21,7 @@ from murmurate.cli.topics_page import _excerpt
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
+from murmurate.record.reader import read_metrics
 from sessions import session
 from short_runs import refused
 from waiting import DEADLINE_SECONDS, until
@@ -110,6 +111,12 @@ def test_a_run_learns_and_says_how_well(folder):
     assert facts["test_documents"] == 30
     assert facts["diversity"] > 0.6
     assert facts["perplexity"] < 50  # of 100 words
+    assert facts["validation_documents"] == 12
+    assert facts["validation_perplexity"] < 50
+    # of fewer than 100 updates, and of as many documents as are validated at a time
+    assert facts["updates"] < 100
+    (*_, last) = (r for r in read_metrics(folder / "metrics.jsonl") if r["replica"] == 0 and "kind" not in r)
+    assert last["perplexity"] == pytest.approx(facts["validation_perplexity"], rel=0.01)
     assert facts["resume_exact"]
     assert facts["exit"] == "finished"
 

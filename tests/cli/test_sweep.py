@@ -134,6 +134,11 @@ def test_intervals_are_printed_from_five_runs_on() -> None:
     assert "mean 3 (95% bootstrap interval 1" in scores_line(summaries, run)
 
 
+def test_seeds_of_data_sets_are_compared_by_their_figure_of_the_test() -> None:
+    summaries = [{"accuracy": 0.5, "validation_accuracy": 0.75}]
+    assert scores_line(summaries, recipe("fashion-resnet20")).startswith("accuracy of 1 run: mean 0.5")
+
+
 def test_a_sweep_whose_runs_failed_at_once_is_not_said_to_have_none(tmp_path: Path, capfd) -> None:
     sweep = Sweep(recipe("cartpole-a2c"), ["train", *RUN], [0], tmp_path)
     sweep._claim()

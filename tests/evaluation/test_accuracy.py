@@ -14,10 +14,12 @@ import murmurate
 from murmurate.cli.main import main
 from murmurate.evaluation.accuracy import Accuracy
 from murmurate.recipes import recipe
+from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from pictures import write_folder
 from short_runs import altered, refused, train
 
+VALIDATION = ("validation_images", "validation_accuracy", "validation_loss")
 ALL = {"accuracy": 0.25, "top5_accuracy": 0.5, "test_images": 52, "classes": 10}
 
 
@@ -93,6 +95,21 @@ def test_some_images_by_seed_moved_images_and_broken_ones(
     model = murmurate.load(folder, world={"path": str(moved), "skip_bad": True})
     assert model.evaluate(5)["accuracy"] == figures[0]["accuracy"]
     assert model.evaluate()["test_images_skipped"] == 1
+
+
+def test_figures_of_validation_images_stand_beside_those_of_test_images(tmp_path: Path) -> None:
+    pytest.importorskip("cv2")
+    run = short(Path(write_folder(tmp_path / "images", train=24, test=6)))
+    summary = train(run, tmp_path / "none").summary
+    assert summary is not None
+    assert [summary[name] for name in VALIDATION] == [0, None, None]
+
+    run = altered(run, world=dataclasses.replace(run.world, validation=9))  # type: ignore[type-var]
+    summary = train(run, tmp_path / "run").summary
+    assert summary is not None
+    learner = load_agent(run, tmp_path / "run" / "checkpoints" / "last")
+    expected = learner.figures(run.world.divided().validation)  # type: ignore[attr-defined]
+    assert [summary[name] for name in VALIDATION] == [9, expected["accuracy"], expected["loss"]]
 
 
 def test_images_that_are_not_of_the_run_are_read_to_be_predicted(

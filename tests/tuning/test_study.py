@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from murmurate.cli.main import main
@@ -26,10 +27,11 @@ from murmurate.training.run import Run
 from murmurate.training.run_folder import write_json
 from murmurate.tuning import run_process
 from murmurate.tuning import study as study_module
-from murmurate.tuning.objective import Objective, Progress, read_objective
+from murmurate.tuning.objective import Objective, Progress, check_objective, read_objective
 from murmurate.tuning.space import Dimension
 from murmurate.tuning.study import Study
 from murmurate.tuning.trials import SAMPLERS, Trials
+from short_runs import refused
 from waiting import until
 
 pytest.importorskip("optuna")
@@ -388,13 +390,47 @@ def test_progress_is_reported_at_tenths_of_the_budget(tmp_path: Path) -> None:
         ("cartpole-a2c", None, Objective("eval_return_mean")),
         ("cartpole-a2c", "wall_seconds:min", Objective("wall_seconds", minimize=True)),
         ("cartpole-a2c", "x:max", Objective("x")),
-        ("cifar10-resnet20", None, Objective("accuracy")),
+        # of what chooses among settings, no figure is of test data
+        ("cifar10-resnet20", None, Objective("validation_accuracy")),
+        ("corpus-lda", None, Objective("validation_perplexity", minimize=True)),
+        ("table-gmm", None, Objective("validation_log_likelihood")),
+        ("cifar10-resnet20", "accuracy", Objective("accuracy")),
         ("cifar10-resnet20", "loss", Objective("loss", minimize=True)),
+        ("cifar10-resnet20", "validation_loss", Objective("validation_loss", minimize=True)),
         ("cifar10-sn-gan", None, Objective("frechet_distance", minimize=True)),
     ],
 )
 def test_objectives(name: str, text: str | None, found: Objective) -> None:
     assert read_objective(text, recipe(name)) == found
+
+
+def test_what_training_records_on_validation_data_stands_for_the_objective(tmp_path: Path) -> None:
+    run = dataclasses.replace(recipe("corpus-lda"), env_steps=1000)
+    progress = Progress(read_objective(None, run), run, tmp_path)
+    line = {"time_seconds": 1.0, "env_steps": 500, "updates": 1, "perplexity": 40.0, "replica": 0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
+    assert progress.poll() == [(5, 40.0)]
+
+
+def test_passes_are_refused_where_env_steps_are_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(100, 2)))
+    options = ("--world.path", tmp_path / "rows.npy", "--passes", "3", "--search", "env-steps=200,300")
+    assert "Leave out --passes" in refused(capsys, "tune", "table-gmm", *options)
+
+
+def test_objectives_of_data_sets_need_validation_examples(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(100, 2)))
+    run = recipe("table-gmm")
+    given = dataclasses.replace(run.world, path=str(tmp_path / "rows.npy"))  # type: ignore[type-var]
+    run = dataclasses.replace(run, world=given)
+    check_objective(read_objective(None, run), run)
+    with pytest.warns(UserWarning, match="log_likelihood is a figure of the test data"):
+        check_objective(read_objective("log_likelihood", run), run)
+    without = dataclasses.replace(run, world=dataclasses.replace(given, validation=0))  # type: ignore[type-var]
+    with pytest.raises(Refusal, match=r"no rows are held out for validation\. Set --world\.validation"):
+        check_objective(read_objective(None, without), without)
 
 
 @pytest.mark.slow  # 13 s of CPU; tests of sweeps interrupt and continue runs too

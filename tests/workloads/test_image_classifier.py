@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 
 from murmurate.datasets.image_set import ImageBatch, ImageSet
+from murmurate.record.reader import read_metrics
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
@@ -77,6 +78,37 @@ def test_a_long_validation_shows_that_it_goes_on() -> None:
     it = learner(config, validation=images(600), heartbeat=lambda: beats.append(it.clock))
     trained(it, 4)
     assert beats == [2, 2, 2, 4, 4, 4], "250 images at a time"
+
+
+@pytest.mark.parametrize(
+    ("updates", "every", "validated"),
+    [
+        (None, 3, [3, 6, 9]),
+        (10, 3, [2, 4, 6, 8, 10]),  # 32 images are validated, of which two updates learn
+        (60, 500, [3, 6, 9]),
+        (7, 500, [2, 4, 6, 7, 8, 10]),
+        (0, 500, [1, 2, 4, 6, 8, 10]),
+    ],
+)
+def test_short_runs_are_validated_too(updates: int | None, every: int, validated: list[int]) -> None:
+    beats: list[int] = []
+    config = dataclasses.replace(SMALL, validate_every=every)
+    it = learner(config, validation=images(32), own_updates=updates, heartbeat=lambda: beats.append(it.clock))
+    trained(it, 10)
+    assert beats == validated
+
+
+def test_replicas_that_share_a_short_run_s_validation_do_so_at_the_same_updates(tmp_path: Path) -> None:
+    run = dataclasses.replace(
+        smallest("resnet20", tmp_path), replicas=2, env_steps=None, updates=3, launcher="inline"
+    )
+    run = dataclasses.replace(
+        run, learner=dataclasses.replace(cast(ImageClassifier, run.learner), validate_every=500)
+    )
+    assert train(run, tmp_path / "run").code == 0
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    last = {record["replica"]: record for record in records if "kind" not in record}
+    assert last[0]["accuracy"] == last[1]["accuracy"]
 
 
 @pytest.mark.parametrize(

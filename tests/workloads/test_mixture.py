@@ -56,6 +56,11 @@ def folder(path, tmp_path_factory):
 def test_a_run_finds_the_clusters(folder):
     summary = facts(folder)
     assert summary["test_rows"] == 100
+    assert summary["validation_rows"] == 40
+    validation = read_run(folder, recipe).world.divided().validation.select(range(40))
+    mixture = load_agent(read_run(folder, recipe), folder / "checkpoints/last").estimate()
+    expected = float(mixture.log_likelihood(validation).mean())
+    assert summary["validation_log_likelihood"] == pytest.approx(expected)
     assert summary["resume_exact"]
     # of the three: -sum p log p for the choice, 1 + log 2 pi for two unit normals
     entropy = 1 + np.log(2 * np.pi) - sum(p * np.log(p) for p in (0.5, 0.3, 0.2))

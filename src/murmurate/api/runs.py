@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.spec import Placement
 from murmurate.strategies import strategies, strategy_from
 from murmurate.strategies.interface import Strategy
-from murmurate.training import session
+from murmurate.training import ends, session
 from murmurate.training.checkpoint import kept_sentence
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
@@ -52,6 +52,7 @@ def train(
     env_steps: int | None = None,
     updates: int | None = None,
     minutes: float | None = None,
+    passes: float | None = None,
     stop_at_return: float | None = None,
     seed: int | None = None,
     launcher: str | None = None,
@@ -79,6 +80,8 @@ def train(
         replicas, seed, launcher: as the options of the command line.
         env_steps, updates, minutes, stop_at_return: where the run ends, whichever comes first: env steps of
             all replicas together, updates of each replica, wall time, mean return of the last 100 episodes.
+        passes: for a data set, in place of ``env_steps``: passes of all replicas together through the
+            training examples.
         out: the run folder; by default a new one in ``runs/``.
         agent, world, placement: mappings of their fields (``agent={"learning_rate": 1e-3}``), or objects.
         callbacks: called with what the run records; see ``Callback``.
@@ -100,7 +103,8 @@ def train(
         "minutes": minutes, "stop_at_return": stop_at_return, "seed": seed, "launcher": launcher,
         "agent": agent, "world": world, "placement": placement, **fields,
     }  # fmt: skip
-    run = configured(base, {name: value for name, value in arguments.items() if value is not None})
+    given = {name: value for name, value in arguments.items() if value is not None}
+    run = _ended(configured(_open_ended(recipe, base, given), given), given, passes)
     if isinstance(recipe, Run):  # with a name the learner's class is checked as its fields are set
         _check_learner(run)
     _check_is_found_again(run.strategy)
@@ -120,6 +124,7 @@ def simulate(
     cluster: Cluster | Mapping[str, object] | None = None,
     env: str | Callable[..., Any] | None = None,
     algorithm: str | None = None,
+    passes: float | None = None,
     out: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
@@ -132,7 +137,7 @@ def simulate(
     Args:
         cluster: step times, network and faults: a ``Cluster``, or a mapping of its fields
             (``{"compute": "straggler:0.01,4", "crash_every_seconds": 3}``).
-        recipe, env, algorithm, out, callbacks, quiet: as in ``train``.
+        recipe, env, algorithm, passes, out, callbacks, quiet: as in ``train``.
         fields: the other arguments of ``train`` (``replicas=128``, ``strategy="gala"``, ``updates=100``).
             ``updates`` or ``minutes`` (of virtual time) replace the ``env_steps`` at which a recipe given by
             its name ends.
@@ -147,7 +152,7 @@ def simulate(
     if not isinstance(recipe, Run) and given.keys() & {"updates", "minutes"}:
         # many replicas would reach the recipe's end at once
         base = dataclasses.replace(base, env_steps=None)
-    run = configured(base, given)
+    run = _ended(configured(_open_ended(recipe, base, given), given), given, passes)
     _check_is_found_again(run.strategy)
     if cluster is None or isinstance(cluster, Mapping):
         settings: Cluster = with_fields(Cluster(), cluster or {}, "cluster.")
@@ -243,6 +248,16 @@ def _base_run(recipe: str | Run | None, env: str | Callable[..., Any] | None, al
     world = world_of(env)
     run = recipes.recipe(f"{world.name}-{algorithm}")
     return dataclasses.replace(run, world=world)
+
+
+def _open_ended(recipe: str | Run | None, base: Run, given: Collection[str]) -> Run:
+    """``base``, without the end of a recipe that is given by its name, where another end takes its place."""
+    return base if isinstance(recipe, Run) else ends.without_recipe_end(base, ends.ENDS & set(given))
+
+
+def _ended(run: Run, given: Collection[str], passes: float | None) -> Run:
+    """``run``, ended after ``passes``, if there are any."""
+    return run if passes is None else ends.after_passes(run, passes, ends.ENDS & set(given))
 
 
 def _check_learner(run: Run) -> None:

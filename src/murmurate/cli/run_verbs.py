@@ -15,10 +15,11 @@ from typing import Any
 
 from murmurate.cli import sweep
 from murmurate.cli.help import Fields
-from murmurate.cli.options import change, divide, given
+from murmurate.cli.options import change, divide, given, number_argument
 from murmurate.cli.result_verbs import add_env_in_place
 from murmurate.errors import Refusal, quoted
 from murmurate.fabric.processes.fork_server import begin_fork_server
+from murmurate.ranges import PositiveFloat
 
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
@@ -29,6 +30,7 @@ def add_verbs(verbs: Any) -> None:
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
     add_env(train)
+    add_passes(train)
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     train.add_argument(
@@ -41,6 +43,7 @@ def add_verbs(verbs: Any) -> None:
     )
     simulate.add_argument("recipe", nargs="?", help="as for train")
     add_env(simulate)
+    add_passes(simulate)
     simulate.add_argument("--strategy", help="as for train")
     simulate.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-simulated-<time>)")
     simulate.add_argument("--json", action="store_true", help="print the summary as JSON on the last line")
@@ -62,6 +65,14 @@ def add_env(verb: Any) -> None:
         "function as module:NAME or FILE.py:NAME",
     )
     verb.add_argument("--algorithm", help="with --env: a2c, ppo, dqn, ...")
+
+
+def add_passes(verb: Any) -> None:
+    verb.add_argument(
+        "--passes",
+        type=number_argument(PositiveFloat),
+        help="passes through the training examples of a data set, after which the run ends",
+    )
 
 
 def train_fields(options: argparse.Namespace | None, rest: list[str], verb: str = "train") -> Fields:
@@ -140,6 +151,16 @@ def recipe_run(options: argparse.Namespace, rest: Sequence[str] = ()) -> Any:
     return run
 
 
+def changed(run: Any, options: argparse.Namespace, words: Sequence[str], command: str) -> Any:
+    """A recipe's ``run`` with the fields that ``words`` name (``change``), and the end that ``--passes`` or
+    ``words`` give it. Raises Refusal."""
+    from murmurate.training.ends import ENDS, after_passes, without_recipe_end
+
+    ends = ENDS & {name.replace("-", "_") for name in given(words, run, command)}
+    run = change(without_recipe_end(run, ends), words, command)
+    return run if options.passes is None else after_passes(run, options.passes, ends)
+
+
 def _half_named(options: argparse.Namespace, rest: Sequence[str]) -> Refusal:
     """The refusal of ``--env`` without ``--algorithm``, the reverse, and of either beside a recipe."""
     for word in rest:
@@ -164,7 +185,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         begin_fork_server(rest)
     run = recipe_run(options, rest)
     verb = f"murmurate train {options.recipe}"
-    base, run = run, change(run, rest, verb)
+    base, run = run, changed(run, options, rest, verb)
     if options.seeds is not None:
         if options.dry_run:
             raise Refusal("--dry-run is for one run, and those of --seeds are alike. Leave out --seeds.")
@@ -177,7 +198,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
 
     engine = command_launcher(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
-        run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
+        run = changed(dataclasses.replace(base, replicas=ranks), options, rest, verb)
     if options.dry_run:
         return _show(run, engine)
     return report_end(train(run, options.out, engine, stored))
@@ -209,7 +230,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     # an explicit end replaces the recipe's, which a thousand replicas would reach at once
     if given(run_words, run, verb) & {"updates", "minutes"}:
         run = dataclasses.replace(run, env_steps=None)
-    run = change(run, run_words, verb)
+    run = changed(run, options, run_words, verb)
     finish = simulate(run, cluster, options.out, quiet=options.json)
     if options.json:
         print(json.dumps(finish.summary))

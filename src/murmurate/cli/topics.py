@@ -33,6 +33,7 @@ from murmurate.spec import Examples
 from murmurate.strategies import strategy
 from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
+from murmurate.training.ends import after_passes
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.session import Finish, train
@@ -103,7 +104,7 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> Finish:
     _warn_of_left_out(cast(CorpusWorld, run.world))
     if options.passes is not None or not ends:
         passes = default_passes(run) if options.passes is None else options.passes
-        run = dataclasses.replace(run, env_steps=max(1, round(passes * run.world.spec().examples)))
+        run = after_passes(run, passes, ())
     return train(run, options.out, engine, stored, "topics")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from murmurate.cli.help import Fields
 from murmurate.cli.options import change, given, number_argument, option
-from murmurate.cli.run_verbs import add_env, recipe_run, train_fields
+from murmurate.cli.run_verbs import add_env, add_passes, changed, recipe_run, train_fields
 from murmurate.cli.search import search_space
 from murmurate.cli.sweep import check_jobs, forwarded, option_words
 from murmurate.errors import Refusal
@@ -23,6 +23,7 @@ def add_verb(verbs: Any) -> None:
     tune = verbs.add_parser("tune", help="search a recipe's hyper-parameters (Optuna)", allow_abbrev=False)
     tune.add_argument("recipe", nargs="?", help="as for train")
     add_env(tune)
+    add_passes(tune)
     tune.add_argument("--strategy", help="as for train")
     tune.add_argument("--out", type=Path, help="the study's folder (default: runs/<recipe>-<time>-study)")
     option(tune, "--trials", number_argument(PositiveInt), 30, "number of trials in all")
@@ -58,7 +59,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
 
     run, command = recipe_run(options, rest), f"murmurate tune {options.recipe}"
     check_installed(options.sampler, options.pruner)
-    run = change(run, rest, command)
+    run = changed(run, options, rest, command)
     check_jobs(run, options.jobs)
     space = search_space(run, options.search, command)
     if searched_and_given := {dimension.name for dimension in space} & given(rest, run, command):
@@ -66,10 +67,12 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
             f"{', '.join(f'--{name}' for name in sorted(searched_and_given))} is searched. Leave it out, or "
             "name what shall be searched with --search."
         )
+    if options.passes is not None and any(dimension.name == "env-steps" for dimension in space):
+        raise Refusal("--env-steps is searched, and --passes would set it. Leave out --passes.")
     from murmurate.launch import command_launcher
     from murmurate.training.preflight import prepared
     from murmurate.training.run_folder import new_folder
-    from murmurate.tuning.objective import read_objective
+    from murmurate.tuning.objective import check_objective, read_objective
     from murmurate.tuning.study import Study
 
     engine = command_launcher(run.launcher)
@@ -79,6 +82,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
         )
     prepared(run, engine)  # for what it refuses: each trial prepares its own run
     objective = read_objective(options.objective, run)
+    check_objective(objective, run)
     study = Study(
         run,
         ["train", *forwarded(options, _TUNE_OPTIONS), *rest],

@@ -30,22 +30,32 @@ class Accuracy(Evaluation):
         "accuracy", "Accuracy", "accuracy on test images", "Top 1.", spread="accuracy_stderr"
     )
 
+    validation: ClassVar[Mapping[str, str]] = {
+        "accuracy": "validation_accuracy",
+        "validation_loss": "validation_loss",
+    }
+
     def evaluate(self, learner: ClassifierLearner, context: EvalContext) -> dict[str, Any]:
         """Figures: accuracy, accuracy_stderr (binomial), top5_accuracy, test_loss (nats), classes,
         test_images (classified), test_images_found (in the data set), test_images_skipped (left out because
-        they could not be read). ``context.count``: classify so many test images, drawn at random."""
+        they could not be read); validation_accuracy, validation_loss (nats), validation_images (classified).
+        ``context.count``: classify so many test and so many validation images, drawn at random."""
         if context.count is not None and context.count < 1:
             raise Refusal(f"{context.count} images are to be classified; take at least one.")
-        test = cast(DataSet, context.world).divided().test
+        _, validation, test = cast(DataSet, context.world).divided()
         found = len(test)
         chosen = found if context.count is None else min(context.count, found)
         figures = learner.figures(test, context.count, context.seed)
+        validated = learner.figures(validation, context.count, context.seed)
         count = int(figures["images"])
         numbers = {
             "classes": learner.classes,
             "test_images": count,
             "test_images_found": found,
             "test_images_skipped": chosen - count,
+            "validation_images": int(validated["images"]),
+            "validation_accuracy": validated["accuracy"] if validated["images"] else None,
+            "validation_loss": validated["loss"] if validated["images"] else None,
         }
         if not count:
             return dict.fromkeys(_FIGURES) | numbers

@@ -41,13 +41,18 @@ class HeldOutDocuments(Evaluation):
         lower_is_better=True,
     )
 
+    validation: ClassVar[Mapping[str, str]] = {"perplexity": "validation_perplexity"}
+
     def evaluate(self, learner: ConjugateLearner[Topics], context: EvalContext) -> dict[str, Any]:
-        train, _, test = cast(DataSet, context.world).divided()
+        train, validation, test = cast(DataSet, context.world).divided()
         topics, prior = learner.estimate(), cast(LatentTopics, learner.model).prior
         sample = train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))
         documents = test.select(range(_first(len(test), context.count)))
+        validated = validation.select(range(_first(len(validation), context.count)))
         # the same words are held out in every evaluation, so that perplexities can be compared
         return perplexities(topics, prior, documents) | {
+            "validation_documents": len(validated),
+            "validation_perplexity": _completion(topics, validated),
             "coherence": float(topics.coherence(sample).mean()),
             "diversity": topics.diversity(),
         }
@@ -80,16 +85,23 @@ class HeldOutRows(Evaluation):
         spread="log_likelihood_stderr",
     )
 
+    validation: ClassVar[Mapping[str, str]] = {"log_likelihood": "validation_log_likelihood"}
+
     def evaluate(self, learner: ConjugateLearner[Mixture], context: EvalContext) -> dict[str, Any]:
-        mixture, (_, _, test) = learner.estimate(), cast(DataSet, context.world).divided()
-        count = _first(len(test), context.count)
+        mixture, (_, validation, test) = learner.estimate(), cast(DataSet, context.world).divided()
+        count, validated = (_first(len(part), context.count) for part in (test, validation))
         figures: dict[str, Any] = {
             "test_rows": count,
             "log_likelihood": None,
             "log_likelihood_stderr": None,
             "bound_per_row": None,
             "weights": sorted(mixture.weights.tolist(), reverse=True),
+            "validation_rows": validated,
+            "validation_log_likelihood": None,
         }
+        if validated:
+            rows = validation.select(range(validated))
+            figures["validation_log_likelihood"] = float(mixture.log_likelihood(rows).double().mean())
         if count:
             rows = test.select(range(count))
             likelihoods = mixture.log_likelihood(rows).double()
@@ -107,7 +119,7 @@ class HeldOutRows(Evaluation):
 
 
 def _first(available: int, count: int | None) -> int:
-    """The number of test examples to evaluate, the first ones. Raises Refusal for a ``count`` below 1."""
+    """The number of examples to evaluate, the first ones. Raises Refusal for a ``count`` below 1."""
     if count is not None and count < 1:
         raise Refusal(f"{count} test examples are to be evaluated; take at least one.")
     return available if count is None else min(count, available)
@@ -122,14 +134,21 @@ def perplexities(
     prior: zeta of ``TopicModel``. seed: of the choice of the words that are held out.
     """
     figures = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
-    if documents.tokens < 2:
-        return figures
-    try:
-        completion = topics.completion_perplexity(documents, seed=seed)
-    except NothingHeldOut:
+    completion = _completion(topics, documents, seed)
+    if completion is None:
         return figures
     return figures | {
         "perplexity": completion,
         "perplexity_bound": topics.bound_perplexity(documents),
         "perplexity_bound_full": topics.full_bound_perplexity(documents, prior=prior),
     }
+
+
+def _completion(topics: Topics, documents: Corpus | RemappedCorpus, seed: int = 0) -> float | None:
+    """The perplexity by document completion; None if there are so few words that none is held out."""
+    if documents.tokens < 2:
+        return None
+    try:
+        return topics.completion_perplexity(documents, seed=seed)
+    except NothingHeldOut:
+        return None

@@ -54,15 +54,18 @@ class Evaluation(Protocol):
 
     next_command: the command that shows more, which the end of a run suggests, with its folder.
     curves: what the report draws of the run's progress, in place of the returns of episodes. headline: the
-    figure of ``evaluate`` that is drawn over the evaluations of one run. plays: whether it plays games in
-    simulators. Then actions may be sampled, and in a run that is evaluated while it learns, the best
-    checkpoint is the one with the best headline. (Figures of test data must not choose a checkpoint.)
+    figure of ``evaluate`` that is drawn over the evaluations of one run. validation: names of the figures of
+    ``evaluate`` that are of validation data, by the metric that is the same figure in training; a study
+    optimises the first one, as the others are of test data. plays: whether it plays games in simulators. Then
+    actions may be sampled, and in a run that is evaluated while it learns, the best checkpoint is the one
+    with the best headline. (Figures of test data must not choose a checkpoint.)
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     next_command: ClassVar[str] = "report"
     curves: ClassVar[tuple[Curve, ...]] = ()
     headline: ClassVar[Curve | None] = None
+    validation: ClassVar[Mapping[str, str]] = {}
     plays: ClassVar[bool] = False
 
     def check(self) -> None:

@@ -20,8 +20,9 @@ class Context:
     """The arguments for building a learner.
 
     spec: spec of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
-    seed: seed of the run, the same for all replicas. device: device of the replica. updates: planned own
-    updates over the whole run, for schedules; None if only time ends it. examples, validation: training and
+    seed: seed of the run, the same for all replicas. device: device of the replica. updates: planned
+    updates over the whole run, for schedules: own ones, or those of all replicas if the strategy's schedules
+    count these; None if only time ends it. own_updates: planned own ones. examples, validation: training and
     held-out examples, where the world is a data set; the held-out ones are given to replica 0 alone, or to
     all if ``identical``. averaged: how many replicas' gradients are averaged for each update (1: each follows
     its own). identical: whether all replicas have the same parameters after each update, and ``group``.
@@ -35,6 +36,7 @@ class Context:
     seed: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     updates: int | None = None
+    own_updates: int | None = None
     examples: Any = None
     validation: Any = None
     averaged: int = 1

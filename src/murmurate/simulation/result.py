@@ -72,7 +72,7 @@ def summarize(
         fields["skipped"] = skipped[1]
     last_checkpoint = folder / "checkpoints" / "last"
     if exit_status == "finished" and checkpoint.damage(last_checkpoint) is None:
-        evaluation = figures(run, last_checkpoint)
+        evaluation = figures(run, last_checkpoint, alone=True)
         evaluation.pop("returns", None)
         fields |= evaluation
     write_json(folder / "summary.json", fields)

@@ -18,8 +18,11 @@ from murmurate.record.stored import replacing
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
+from murmurate.training.ends import is_of_examples
 from murmurate.training.restore import load_agent, run_folder
 from murmurate.training.run import Run
+from murmurate.training.run_folder import locked
+from murmurate.training.threads import all_threads
 
 Frames = npt.NDArray[np.uint8]  # [n, H, W, 3]
 _STRIP_FRAMES = 8
@@ -34,20 +37,22 @@ def figures(
     best: Path | None = None,
     sample: bool = False,
     learner: Any = None,
+    alone: bool | None = None,
 ) -> dict[str, Any]:
     """The figures of the run's evaluation of one checkpoint.
 
     count: number of games, images or the like, in place of the number in the run's config. sample: draw
     actions from the policy. best: folder of the best checkpoint, which is then evaluated, too. learner: what
-    was loaded of the checkpoint before; None: it is loaded. Raises Refusal if the data set is gone or has
-    changed, or if actions shall be sampled in a run without actions.
+    was loaded of the checkpoint before; None: it is loaded. alone: whether nothing else of the run computes
+    (see ``_place``); None: whether no process trains in the run folder. Raises Refusal if the data set is
+    gone or has changed, or if actions shall be sampled in a run without actions.
     """
     if sample and not run.evaluation.plays:
         raise Refusal(
             f"{run.recipe} takes no actions that could be drawn. Leave out --sample (sample=True in Python)."
         )
-    torch.set_num_threads(run.placement.threads)
     folder = run_folder(checkpoint_folder)
+    device, threads = _place(run, _is_idle(folder) if alone is None else alone)
     fingerprint = read_fingerprint(folder)
     if fingerprint is not None:
         refuse_missing(run.world)
@@ -59,8 +64,31 @@ def figures(
 
     context = EvalContext(run.world, folder, seed, fingerprint, count, sample, load_best)
     if learner is None:
-        learner = load_agent(run, checkpoint_folder)
+        learner = load_agent(run, checkpoint_folder, device)
+    torch.set_num_threads(threads)
     return run.evaluation.evaluate(learner, context)
+
+
+def _place(run: Run, alone: bool) -> tuple[torch.device, int]:
+    """(device, number of torch threads) of an evaluation. One of a data set that is ``alone`` has all cores,
+    and the first replica's GPU, if it is on this host; another one has what a process of the run has on a
+    CPU."""
+    cpu = torch.device("cpu")
+    if not alone or not is_of_examples(run):
+        return cpu, run.placement.threads
+    device = run.placement.device(0)
+    is_here = device.type == "cuda" and torch.cuda.is_available()
+    is_here = is_here and (device.index or 0) < torch.cuda.device_count()
+    return device if is_here else cpu, max(all_threads(), run.placement.threads)
+
+
+def _is_idle(folder: Path) -> bool:
+    """Whether no process trains in a run folder."""
+    try:
+        with locked(folder):
+            return True
+    except Refusal:
+        return False
 
 
 def evaluate_folder(
@@ -79,15 +107,19 @@ def evaluate_folder(
     Raises Refusal if there is no such checkpoint, and as ``figures``.
     """
     checkpoint_folder, learner = checkpoint.best(folder / "checkpoints"), None
+    alone = _is_idle(folder)
     if which == "last":
+        device, _ = _place(run, alone)
         checkpoint_folder, learner = checkpoint.load_newest(
-            folder / "checkpoints", lambda path: load_agent(run, path)
+            folder / "checkpoints", lambda path: load_agent(run, path, device)
         )
     elif (problem := checkpoint.damage(checkpoint_folder)) is not None:
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
-    result = figures(run, checkpoint_folder, count=count, seed=seed, sample=sample, learner=learner)
+    result = figures(
+        run, checkpoint_folder, count=count, seed=seed, sample=sample, learner=learner, alone=alone
+    )
     result.pop("best_eval_return_mean", None)  # it compares two checkpoints
     film = write_video(run, checkpoint_folder, folder / "videos" / "episode.mp4", seed) if video else None
     return {

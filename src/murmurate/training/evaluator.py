@@ -174,7 +174,8 @@ def score(run: Run, results: dict[str, Any]) -> float:
 def _figures(run: Run, snapshot_folder: Path) -> dict[str, Any]:
     """The figures of a snapshot, in other games than those at the run's end: if the same games chose the best
     checkpoint, its figures at the end would be biased."""
-    results = figures(run, snapshot_folder, seed=derive_seed(run.seed, "evaluation while training"))
+    seed = derive_seed(run.seed, "evaluation while training")
+    results = figures(run, snapshot_folder, seed=seed, alone=False)
     results.pop("best_eval_return_mean", None)  # it compares two checkpoints
     return results
 

@@ -35,7 +35,7 @@ def build_learner(
 
     with_examples: whether a learner of examples gets the data set. heartbeat: see ``Context``.
     """
-    planned = run.planned_updates()
+    own = planned = run.planned_updates()
     if planned is not None and run.strategy.counts_all:
         planned *= run.replicas
     examples = validation = None
@@ -51,6 +51,7 @@ def build_learner(
         seed=run.seed,
         device=run.device(rank),
         updates=planned,
+        own_updates=own,
         examples=examples,
         validation=validation,
         averaged=averaged,

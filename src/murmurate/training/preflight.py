@@ -15,6 +15,7 @@ from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.spec import World
+from murmurate.training.ends import warn_of_many_passes
 from murmurate.training.launcher import Launcher
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
@@ -31,6 +32,7 @@ def prepared(run: Run, launcher: Launcher) -> Run:
     run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy), initial=initial)
     preflight(run, launcher)
     try_once(run.world)
+    warn_of_many_passes(run)
     return run
 
 

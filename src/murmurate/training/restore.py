@@ -39,17 +39,19 @@ def refusing_misfits(saved: Path | str) -> Iterator[None]:
         ) from error
 
 
-def load_agent(run: Run, folder: Path) -> Any:
+def load_agent(run: Run, folder: Path, device: torch.device | None = None) -> Any:
     """The learner (an agent, if it acts) with the consensus parameters of a checkpoint folder, such as
     ``checkpoints/last``.
 
     Floating-point buffers are the mean over the replicas saved in the checkpoint. A data set is not read: the
-    run folder stores its spec. Raises Refusal if the checkpoint is damaged, or not of this run.
+    run folder stores its spec. device: of the learner; None: the CPU. Raises Refusal if the checkpoint is
+    damaged, or not of this run.
     """
     torch.set_num_threads(run.placement.threads)
     fingerprint = read_fingerprint(run_folder(folder))
     with refusing_misfits(folder):
-        agent = run.learner.build(Context(run.world.spec(fingerprint), Replica, run.seed))
+        spec, where = run.world.spec(fingerprint), device or torch.device("cpu")
+        agent = run.learner.build(Context(spec, Replica, run.seed, where))
         states, values = checkpoint.undisturbed(folder, lambda path: _read(path, run.replicas))
         for name, replica in agent.replicas.items():
             write_values(replica, values[name])

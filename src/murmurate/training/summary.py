@@ -106,7 +106,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
     of_replicas = [state for rank, state in zip(ranks, states, strict=True) if rank < run.replicas]
-    evaluation = figures(run, last, best=best) if evaluated else {}
+    evaluation = figures(run, last, best=best, alone=True) if evaluated else {}
     evaluation.pop("returns", None)  # the return of each game, which only murmurate eval prints
     return {
         **empty,

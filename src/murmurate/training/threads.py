@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 
+import psutil
 import torch
+
+from murmurate.spec import usable_cores
+
+
+def all_threads() -> int:
+    """Number of torch threads for a computation that nothing else competes with: one for each core that this
+    process may use, or as many as OMP_NUM_THREADS allows."""
+    cores = min(psutil.cpu_count(logical=False) or 1, usable_cores())
+    allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(cores, int(allowed)) if allowed.isdigit() and int(allowed) else cores
 
 
 @contextlib.contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
+from murmurate.datasets.interface import DataSet
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.reader import Record, Tail
 from murmurate.training.run import Run
@@ -20,8 +22,7 @@ _RETURNS = ("eval_return_mean", "train_return_mean", "best_eval_return_mean")
 
 @dataclass(frozen=True)
 class Objective:
-    """The figure that a study optimises. name: its name in ``summary.json``. recorded: the field of
-    ``metrics.jsonl`` that stands for it while a trial trains."""
+    """The figure that a study optimises. name: its name in ``summary.json``."""
 
     name: str
     minimize: bool = False
@@ -29,10 +30,6 @@ class Objective:
     @property
     def direction(self) -> str:
         return "minimize" if self.minimize else "maximize"
-
-    @property
-    def recorded(self) -> str:
-        return "return_mean" if self.name in _RETURNS else self.name
 
     def of(self, summary: Mapping[str, Any]) -> float | None:
         """The figure in a run's summary; None if it is not a finite number.
@@ -53,18 +50,44 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def read_objective(text: str | None, run: Run) -> Objective:
-    """``NAME``, ``NAME:max`` or ``NAME:min``; None: the figure that the run's evaluation is about.
+    """``NAME``, ``NAME:max`` or ``NAME:min``; None: the figure that the run's evaluation is about, of
+    validation data where it has such figures.
 
-    Without a direction, lower is better if the curve of the figure says so, else higher. Raises Refusal.
+    Without a direction, lower is better for a loss, and if the curve of the figure says so, else higher.
+    Raises Refusal.
     """
-    headline = run.evaluation.headline
+    headline, validation = run.evaluation.headline, run.evaluation.validation
     curves = {c.metric: c for c in (*(() if headline is None else (headline,)), *run.evaluation.curves)}
-    default = next(iter(curves), "eval_return_mean")
+    default = next(iter((*validation.values(), *curves)), "eval_return_mean")
     name, colon, direction = (text or default).partition(":")
     if (colon and direction not in ("min", "max")) or not name:
         raise Refusal(f"--objective takes NAME, NAME:max or NAME:min, not '{text}'.")
-    lower = direction == "min" if colon else name in curves and curves[name].lower_is_better
-    return Objective(name, lower)
+    curve = curves.get(_recorded(name, run))
+    lower = name.endswith("loss") or (curve is not None and curve.lower_is_better)
+    return Objective(name, direction == "min" if colon else lower)
+
+
+def check_objective(objective: Objective, run: Run) -> None:
+    """Warn of an objective that is measured on test data. Raises Refusal for one of validation data if the
+    run's data set has none."""
+    headline, validation = run.evaluation.headline, run.evaluation.validation
+    if objective.name in validation.values() and not len(cast(DataSet, run.world).divided().validation):
+        raise Refusal(
+            f"{objective.name} is to be optimised, and no {run.unit} are held out for validation. Set "
+            "--world.validation, or name another figure with --objective."
+        )
+    if validation and headline is not None and objective.name == headline.metric:
+        warnings.warn(
+            f"{objective.name} is a figure of the test data: the best one of many trials is too good. "
+            f"--objective {next(iter(validation.values()))} leaves the test data to the end.",
+            stacklevel=2,
+        )
+
+
+def _recorded(name: str, run: Run) -> str:
+    """The field of ``metrics.jsonl`` that stands for a figure of ``summary.json`` while a run trains."""
+    of_validation = {figure: metric for metric, figure in run.evaluation.validation.items()}
+    return "return_mean" if name in _RETURNS else of_validation.get(name, name)
 
 
 class Progress:
@@ -74,7 +97,7 @@ class Progress:
     """
 
     def __init__(self, objective: Objective, run: Run, folder: Path) -> None:
-        self._objective, self._run = objective, run
+        self._run, self._recorded = run, _recorded(objective.name, run)
         self._tail = Tail(folder / "metrics.jsonl")
         self._latest: dict[int, Record] = {}
         self._step = 0
@@ -91,7 +114,7 @@ class Progress:
             known = [
                 float(value)
                 for latest in self._latest.values()
-                if _is_number(value := latest.get(self._objective.recorded))
+                if _is_number(value := latest.get(self._recorded))
             ]
             if known:
                 tenths += self._tenths(self._share(), sum(known) / len(known))

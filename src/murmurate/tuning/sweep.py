@@ -19,7 +19,6 @@ from murmurate.record.sweeps import FILE, seed_folders
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, set_aside
 from murmurate.tuning import run_process
-from murmurate.tuning.objective import read_objective
 from murmurate.tuning.run_process import HeldRun, Running, RunProcess
 
 FAILED, REFUSED = 1, 2
@@ -148,7 +147,8 @@ class Sweep:
 
 def scores_line(summaries: Sequence[dict[str, Any]], run: Run) -> str:
     """The statistics of the runs' main figure, in a sentence."""
-    name = read_objective(None, run).name
+    curves = (run.evaluation.headline, *run.evaluation.curves)
+    name = next((curve.metric for curve in curves if curve is not None), "eval_return_mean")
     scores = [float(value) for summary in summaries if (value := summary.get(name)) is not None]
     if not scores:
         return f"None of the runs has a value of {name}."

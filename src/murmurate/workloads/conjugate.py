@@ -23,8 +23,9 @@ from murmurate.datasets.interface import ExampleSet
 from murmurate.ranges import OpenUnitInterval, Range
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
-from murmurate.replicator.learner import LearnerConfig
+from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, Outcome
+from murmurate.workloads.validation_times import ValidationTimes
 
 Estimate = TypeVar("Estimate", covariant=True)
 
@@ -83,8 +84,8 @@ class ConjugateLearner(Generic[Estimate]):
         model: the model on its device, with its initial parameters, which are the same for all replicas.
         replicate: makes the model's replica (``Context.replicate``).
         examples: n. eta: step size as a function of the number of updates, before a strategy scales it.
-        validation: held-out examples, which are evaluated after every ``validate_every`` updates of this
-            replica; 0: never.
+        validation: held-out examples, of which some are evaluated after these updates of this replica
+            (``validated_after``); None: never.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class ConjugateLearner(Generic[Estimate]):
         examples: int,
         eta: Callable[[int], float],
         validation: ExampleSet[Any] | None = None,
-        validate_every: int = 0,
+        validated_after: ValidationTimes | None = None,
     ) -> None:
         self.model, self.examples, self.eta = model, examples, eta
         self._validation = None
-        if validation is not None and len(validation) and validate_every:
+        if validation is not None and validated_after is not None:
             self._validation = validation.select(range(min(len(validation), _MOST_VALIDATED)))
-        self._validate_every = validate_every
+        self._validated_after = validated_after
         self._validation_metrics: dict[str, float] = {}
         self.replica: Replica = replicate(
             model.label, model, lambda parameters: torch.optim.SGD(parameters, lr=1.0), schedule=eta
@@ -121,13 +122,13 @@ class ConjugateLearner(Generic[Estimate]):
             # rows with different scales
             with torch.no_grad(), self.replica.scale.rewriting():
                 self.model.refresh(self._table())
-        model_metrics = self.step(batch.data)
+        clock, model_metrics = self.clock, self.step(batch.data)
         metrics: dict[str, Tensor | float] = {
             "eta": self.eta(self.replica.steps_taken() - 1),
             **model_metrics,
         }
-        if self._validation is not None:
-            if self.clock % self._validate_every == 0:
+        if self._validation is not None and self._validated_after is not None:
+            if self._validated_after.passed(clock, self.clock):
                 self._validation_metrics = self.model.validation_metrics(self.values(), self._validation)
             metrics.update(self._validation_metrics)
         return Outcome(metrics)
@@ -168,12 +169,18 @@ class ConjugateLearner(Generic[Estimate]):
 
 
 class ConjugateConfig(LearnerConfig):
-    """Step sizes of these models, whose configs have the fields below."""
+    """Step sizes and validations of these models, whose configs have the fields below."""
 
+    batch: int
     step_rule: StepRule
     rate: float
     delay: float
     forgetting: float
+    validate_every: int
+
+    def validated_after(self, context: Context) -> ValidationTimes | None:
+        """After which updates the learner of ``context`` is validated; None: never."""
+        return ValidationTimes.of(context, self.validate_every, self.batch, most=_MOST_VALIDATED)
 
     def eta(self, t: int) -> float:
         """The local step size after ``t`` updates, before a strategy scales it."""

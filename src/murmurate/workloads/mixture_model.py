@@ -55,8 +55,8 @@ class MixtureModel(ConjugateConfig):
     rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns each row of the
         sample to the nearest of K random rows.
-    validate_every: updates of a replica between evaluations of the likelihood of some validation rows; 0:
-        never.
+    validate_every: updates of a replica between evaluations of the likelihood of some validation rows; in a
+        run of fewer than 20 times as many, a twentieth of its updates. 0: never.
     """
 
     name: ClassVar[str] = "gmm"
@@ -108,7 +108,7 @@ class MixtureModel(ConjugateConfig):
             examples=context.spec.examples,
             eta=self.eta,
             validation=context.validation if context.rank == 0 else None,
-            validate_every=self.validate_every,
+            validated_after=self.validated_after(context),
         )
 
 
