@@ -133,8 +133,8 @@ class SimulatorWorld(World, Protocol):
         return None
 
     def rescaled_bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
-        """The bounds (low, high), each [*action_shape], to which the agent's actions from -1 to 1 are scaled;
-        None if they are not scaled."""
+        """The bounds (low, high), in the shape of an action, to which the agent's actions from -1 to 1 are
+        scaled; None if they are not scaled."""
         return None
 
     def open(
