@@ -20,6 +20,7 @@ import torch
 import murmurate
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.processes.fabric import Died
+from murmurate.launch import script_arguments
 from murmurate.launch.script import run
 from murmurate.launch.script_member import stdout_of
 from murmurate.strategies.gala import GALA
@@ -254,6 +255,30 @@ def test_a_last_line_that_is_not_ended_is_printed_and_threads_are_set(capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0] half a line of 0", "[1] half a line of 1"]
     assert threads == [before + 1] * 2
     assert torch.get_num_threads() == before
+
+
+def threads_here(loop):
+    return torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("variable", "strategy", "threads"),
+    [(None, "all-reduce", 3), (None, "parameter-server", 2), ("5", "all-reduce", 5), ("4,2", "gala", 4)],
+)
+def test_threads_are_those_of_the_environment_or_a_share_of_the_cores(
+    variable, strategy, threads, monkeypatch
+):
+    monkeypatch.setattr(script_arguments, "usable_cores", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert run(threads_here, replicas=2, strategy=strategy, launcher="inline") == [threads] * 2
+
+
+def test_members_beyond_the_cores_have_a_thread_each(monkeypatch):
+    monkeypatch.setattr(script_arguments, "usable_cores", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "none")
+    assert script_arguments.default_threads(3) == 1
 
 
 def test_another_output_is_refused():

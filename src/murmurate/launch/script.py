@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import sys
 import threading
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
 from murmurate.launch.script_arguments import (
     checked_devices,
+    default_threads,
     refuse_missing_gpus,
     refuse_replicas_that_cannot_agree,
     seconds,
@@ -49,7 +51,7 @@ def run(
     devices: Sequence[str | Sequence[str]] = ("cpu",),
     collectives: bool = False,
     output: Literal["main", "all"] = "main",
-    threads: int = 1,
+    threads: int | None = None,
     deadline_seconds: float = 60.0,
 ) -> list[Any]:
     """Run ``main(replicator)`` as each replica, and return their results, by rank.
@@ -75,7 +77,9 @@ def run(
             replica.
         output: "main" prints the first replica's output, and errors; "all" prints that of all replicas, each
             line marked by rank.
-        threads: number of torch threads in each process.
+        threads: number of torch threads of each member. By default that of OMP_NUM_THREADS, which torchrun
+            sets to 1 where it starts several ranks on a host, or, without the variable, an equal share of
+            this host's cores; 1 under "ray" and "xla".
         deadline_seconds: how long a collective waits for a silent member. Not under "inline", where who waits
             for ever is found at once, nor under "xla", whose runtime has a limit of its own.
 
@@ -100,7 +104,8 @@ def run(
         raise Refusal(f"main is {main!r}: give a function that takes the replicator")
     chosen = strategy_from(strategy)
     member_devices = checked_devices(devices)
-    threads, workers = whole_number("threads", threads), whole_number("workers", workers)
+    threads = None if threads is None else whole_number("threads", threads)
+    workers = whole_number("workers", workers)
     replicas = None if replicas is None else whole_number("replicas", replicas)
     seed = whole_number("seed", seed, least=0)
     deadline_seconds = seconds("deadline_seconds", deadline_seconds)
@@ -130,6 +135,10 @@ def run(
         check_common_rounds(chosen, "collectives")
     refuse_replicas_that_cannot_agree(chosen, replicas)
     chosen.check(replicas)
+    if threads is None:
+        members = replicas * math.prod(grid) + chosen.centre
+        here = math.ceil(members / environment.hosts) if environment else members
+        threads = 1 if launcher in ("ray", "xla") else default_threads(here)
     settings = ScriptSettings(
         main, chosen, replicas, seed, workers, member_devices, collectives, output, threads,
         deadline_seconds, grid,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from murmurate.errors import Refusal
+from murmurate.spec import usable_cores
 from murmurate.strategies.interface import Strategy
 
 
@@ -55,6 +57,15 @@ def seconds(name: str, value: Any) -> float:
     if not isinstance(value, Real) or not float(value) > 0:
         raise Refusal(f"{name} is {value!r}: give a number of seconds above 0")
     return float(value)
+
+
+def default_threads(members: int) -> int:
+    """Torch threads for each of ``members`` on this host: as OMP_NUM_THREADS says, else an equal share of the
+    cores."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # it may list a number for each level
+    if first.isdecimal() and int(first) > 0:
+        return int(first)
+    return max(1, usable_cores() // members)
 
 
 def refuse_replicas_that_cannot_agree(strategy: Strategy, replicas: int) -> None:
