@@ -23,6 +23,7 @@ from murmurate.fabric.processes.fabric import Died
 from murmurate.launch import script_arguments
 from murmurate.launch.script import run
 from murmurate.launch.script_member import stdout_of
+from murmurate.launch.tasks import starter_of_several
 from murmurate.strategies.gala import GALA
 from replicator.steps import alone, loops
 from waiting import until
@@ -279,6 +280,31 @@ def test_members_beyond_the_cores_have_a_thread_each(monkeypatch):
     monkeypatch.setattr(script_arguments, "usable_cores", lambda: 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "none")
     assert script_arguments.default_threads(3) == 1
+
+
+SLURM_STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize("variables", [SLURM_STEP, {"OMPI_COMM_WORLD_SIZE": "4"}])
+def test_one_of_several_tasks_without_torchrun_is_refused(variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Refusal, match=r"started 4 (tasks|processes) of this script.*torchrun.*'local'"):
+        run(threads_here)
+    assert len(run(threads_here, replicas=2, launcher="inline")) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_STEP_ID": "batch"},
+        {"SLURM_PTY_PORT": "30000"},  # a shell at a terminal, with room for four tasks
+    ],
+)
+def test_a_process_that_was_started_once_is_no_task_of_several(other):
+    assert starter_of_several(SLURM_STEP) == "srun started 4 tasks"
+    assert starter_of_several(SLURM_STEP | other) is None
 
 
 def test_another_output_is_refused():

@@ -29,6 +29,7 @@ from murmurate.launch.script_arguments import (
 from murmurate.launch.script_local import refuse_import, run_locally
 from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
 from murmurate.launch.script_xla import run_on_xla
+from murmurate.launch.tasks import starter_of_several
 from murmurate.replicator.replica_parts import check_parts
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.spatial.parts import checked_grid
@@ -111,6 +112,12 @@ def run(
     deadline_seconds = seconds("deadline_seconds", deadline_seconds)
     grid = checked_grid(parts)
     environment = script_ranks.torchrun_environment()
+    if launcher is None and environment is None and (starter := starter_of_several()) is not None:
+        raise Refusal(
+            f"{starter} of this script, and each would start replicas of its own. Start torchrun once on "
+            "each host, and leave replicas out: srun --ntasks-per-node 1 torchrun --nnodes ... script.py. If "
+            "the tasks are to be separate runs, use launcher='local'."
+        )
     if launcher is None:
         launcher = "local" if environment is None else "torchrun"
     if environment is not None and environment.size > 1 and launcher in ("inline", "local", "ray"):
