@@ -19,7 +19,6 @@ import torch
 
 import murmurate
 from murmurate.errors import MissingExtra, Refusal, RunFailed
-from murmurate.fabric.processes.fabric import Died
 from murmurate.launch import script_arguments
 from murmurate.launch.script import run
 from murmurate.launch.script_member import stdout_of
@@ -120,7 +119,7 @@ def one_is_killed(loop):
 
 def test_the_others_go_on_without_one_that_is_killed():
     dead, *others = run(one_is_killed, replicas=3)
-    assert dead == Died(0, -signal.SIGKILL)
+    assert dead == murmurate.Died(0, -signal.SIGKILL)
     assert others == [(True, True, 30), (False, False, 30)]  # rank 1 prints and saves now
 
 
@@ -144,7 +143,7 @@ def stop(loop):
 
 def test_who_is_stopped_holds_up_nobody_who_has_finished():
     result = murmurate.run(stop, replicas=3, strategy="gala", deadline_seconds=2.0)
-    assert result == [0, Died(1, -signal.SIGKILL), 2]
+    assert result == [0, murmurate.Died(1, -signal.SIGKILL), 2]
 
 
 def test_if_all_are_killed_the_run_failed():
