@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -45,7 +45,7 @@ def run(
     *,
     replicas: int | None = None,
     parts: int | tuple[int, int] = 1,
-    strategy: str | Strategy = "all-reduce",
+    strategy: str | Strategy | Mapping[str, object] = "all-reduce",
     launcher: Literal["local", "inline", "torchrun", "ray", "xla"] | None = None,
     seed: int = 0,
     workers: int = 1,
@@ -65,7 +65,8 @@ def run(
             for each device.
         parts: number of parts of each replica, along rows and columns of its images (see
             ``murmurate.spatial``). Each part is a member; ``replicator.parts`` connects those of a replica.
-        strategy: a name, for its default hyper-parameters, or a ``Strategy``. A strategy with a centre adds a
+        strategy: a name, for its default hyper-parameters; a mapping of them and the name, such as
+            ``{"name": "local-sgd", "period": 50}``; or a ``Strategy``. A strategy with a centre adds a
             member for it.
         launcher: "local" starts a process on this host for each member. "inline" starts a thread of this
             process for each member; one runs at a time, in an order drawn from ``seed``, so runs are
