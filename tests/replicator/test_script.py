@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib.machinery
@@ -46,6 +47,36 @@ def test_each_replica_runs_and_its_result_comes_back_by_rank(launcher):
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(Refusal, match="devices has 'cuda', and torch sees 0 GPUs here"):
         run(who, launcher="inline", devices="cuda")
+
+
+def devices_here(loop):
+    return str(loop.device()), CURRENT[-1:]
+
+
+CURRENT = []  # stands for torch's current device
+
+
+@contextlib.contextmanager
+def current_device(device):
+    CURRENT.append(str(device))
+    yield
+    CURRENT.pop()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "expected"),
+    [
+        (2, "auto", ["cuda:0", "cuda:1", "cuda:0"]),
+        (2, ["cuda:1", "cpu"], ["cuda:1", "cpu", "cuda:1"]),
+        (0, "auto", ["cpu", "cpu", "cpu"]),
+    ],
+)
+def test_the_gpu_of_a_replica_is_its_current_device(gpus, devices, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "device", current_device)
+    found = run(devices_here, replicas=3, launcher="inline", devices=devices)
+    assert found == [(device, [device] * device.startswith("cuda")) for device in expected]
+    assert CURRENT == []
 
 
 def environment():

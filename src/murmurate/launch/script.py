@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
 from murmurate.launch.script_arguments import (
+    automatic_devices,
     checked_devices,
     default_threads,
     refuse_missing_gpus,
@@ -76,7 +78,8 @@ def run(
             in a script that torchrun started, else "local".
         workers, collectives: see ``OwnLoop``.
         devices: devices of the members, in turn; an item is a sequence of devices for a model-parallel
-            replica.
+            replica. "auto": the GPUs of each host, in turn; the CPU where there is none. A replica's GPU is
+            torch's current device in ``main``.
         output: "main" prints the first replica's output, and errors; "all" prints that of all replicas, each
             line marked by rank.
         threads: number of torch threads of each member. By default that of OMP_NUM_THREADS, which torchrun
@@ -105,7 +108,7 @@ def run(
     if not callable(main):
         raise Refusal(f"main is {main!r}: give a function that takes the replicator")
     chosen = strategy_from(strategy)
-    member_devices = checked_devices(devices)
+    member_devices = () if devices == "auto" else checked_devices(devices)
     threads = None if threads is None else whole_number("threads", threads)
     workers = whole_number("workers", workers)
     replicas = None if replicas is None else whole_number("replicas", replicas)
@@ -126,8 +129,13 @@ def run(
             f"torchrun started this script {environment.size} times, and each would start replicas of its "
             f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
         )
+    rank = 0 if environment is None else environment.rank
+    if not member_devices:
+        member_devices = automatic_devices(launcher, int(os.environ.get("LOCAL_RANK", rank)))
     if launcher in ("inline", "local"):
         refuse_missing_gpus(member_devices)
+    elif launcher == "torchrun":
+        refuse_missing_gpus([member_devices[rank % len(member_devices)]])
     if environment is not None and launcher == "xla":
         raise Refusal("launcher='xla' starts a replica on each device: start the script without torchrun")
     if launcher == "torchrun":
