@@ -86,6 +86,7 @@ def test_strategies_are_listed_with_their_fields_and_class(capsys: pytest.Captur
     assert main(["list", "strategies"]) == 0
     text = capsys.readouterr().out
     assert "period=10" in text
+    assert "then replaced (murmurate train, local or ray)" in " ".join(text.split())  # no script does
     assert "murmurate.strategies.local_sgd.LocalSGD" in text
 
 
