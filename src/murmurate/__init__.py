@@ -15,6 +15,7 @@ from murmurate.errors import MissingExtra, Refusal, RunFailed, check_system
 if TYPE_CHECKING:
     from murmurate.api.model import TrainedModel, load
     from murmurate.api.runs import recipe, resume, simulate, train
+    from murmurate.fabric.processes.spawn import Died
     from murmurate.launch.script import run
     from murmurate.record.callbacks import STOP, Callback, Result
     from murmurate.replicator.input_split import split_along
@@ -28,6 +29,7 @@ __all__ = [
     "STOP",
     "Callback",
     "Cluster",
+    "Died",
     "MissingExtra",
     "OwnLoop",
     "Refusal",
@@ -58,6 +60,7 @@ _PUBLIC = {
     "Callback": "murmurate.record.callbacks",
     "STOP": "murmurate.record.callbacks",
     "run": "murmurate.launch.script",
+    "Died": "murmurate.fabric.processes.spawn",
     "OwnLoop": "murmurate.replicator.user_loop",
     "split_along": "murmurate.replicator.input_split",
 }

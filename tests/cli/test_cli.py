@@ -160,6 +160,17 @@ def test_a_rank_of_torchrun_starts_no_run_of_its_own(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_task_of_several_starts_no_run_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    line = refused(capsys, "train", "cartpole-a2c", *SHORT, "--out", tmp_path / "run")
+    assert "srun started 4 tasks of this command" in line
+    assert "torchrun" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(

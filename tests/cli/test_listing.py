@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pkgutil
 from typing import Any
@@ -75,6 +76,18 @@ def test_people_see_every_name_at_the_beginning_of_a_line(
     assert main(["list", what]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines if line[:1].strip()} - {"name"} == names
+
+
+def test_strategies_are_listed_with_their_fields_and_class(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["name"]: row for row in _rows("strategies", capsys)}
+    assert rows["local-sgd"]["fields"]["period"] == 10
+    module, _, name = rows["local-sgd"]["class"].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is strategies()["local-sgd"]
+    assert main(["list", "strategies"]) == 0
+    text = capsys.readouterr().out
+    assert "period=10" in text
+    assert "then replaced (murmurate train, local or ray)" in " ".join(text.split())  # no script does
+    assert "murmurate.strategies.local_sgd.LocalSGD" in text
 
 
 def test_people_see_every_algorithm_and_the_families_of_worlds(capsys: pytest.CaptureFixture[str]) -> None:

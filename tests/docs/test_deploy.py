@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,13 @@ COMMANDS = {  # stand-ins for Slurm's: one node, and srun runs the command here;
 }
 
 
-def job(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def job(
+    folder: Path, *words: str, stand_ins: Mapping[str, str] = COMMANDS, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run the batch script as Slurm would, on a cluster that is this host."""
     commands = folder / "bin"
     commands.mkdir(exist_ok=True)
-    for name, text in COMMANDS.items():
+    for name, text in stand_ins.items():
         (commands / name).write_text(f"#!/bin/sh\n{text}\n")
         (commands / name).chmod(stat.S_IRWXU)
     path = f"{commands}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -113,6 +116,17 @@ def test_a_job_without_a_secret_says_how_to_make_one(tmp_path: Path) -> None:
     done = job(tmp_path, "cartpole-a2c", SECRET_FILE=str(tmp_path / "none"))
     assert done.returncode == 2
     assert "murmurate secret >" in done.stderr
+
+
+def test_a_job_of_a_script_gives_it_to_torchrun_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(secrets.token_hex(32))
+    says = COMMANDS | {"torchrun": 'echo "$OMP_NUM_THREADS $*"'}
+    given = {"SECRET_FILE": str(tmp_path / "secret"), "OMP_NUM_THREADS": "3"}
+    done = job(tmp_path, "--epochs", "2", stand_ins=says, SCRIPT="train.py", **given)
+    assert done.stdout.startswith("3 --nnodes 1 --nproc-per-node 4 ")
+    assert done.stdout.endswith(":29400 train.py --epochs 2\n")
+    done = job(tmp_path, "cartpole-a2c", stand_ins=says, **given)
+    assert f"-m murmurate train cartpole-a2c --launcher torchrun --out {tmp_path}/runs" in done.stdout
 
 
 @pytest.mark.slow

@@ -171,23 +171,34 @@ def test_stop_and_resume(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_several_hosts(tmp_path: Path) -> None:
-    """As the page advises: the command twice on this host, with the endpoint there."""
-    (secret, command) = wanted("how-to/several-hosts")
-    with socket.create_server(("", 0)) as server:
-        endpoint = f"localhost:{server.getsockname()[1]}"
+    """As the page advises: each command twice on this host, with the endpoint there."""
+    (secret, of_run, of_script) = wanted("how-to/several-hosts")
     variables = environment() | {"MURMURATE_SECRET": run(secret, tmp_path).strip()}
     bin_folder(tmp_path)
     variables["PATH"] = f"{tmp_path / 'bin'}:{variables['PATH']}"
-    line = command.replace("host-a:29400", endpoint).replace("/shared/", f"{tmp_path}/")
-    assert line != command
-    both = [
-        subprocess.Popen(["bash", "-c", line], env=variables, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    for process in both:
-        _, errors = process.communicate(timeout=1000)
-        assert process.returncode == 0, errors
+    (tmp_path / "replicated.py").write_text(
+        "import murmurate\n"
+        "def main(replicator):\n    return float(replicator.sum(1.0))\n"
+        "if __name__ == '__main__':\n    print(murmurate.run(main))\n"
+    )
+    printed = ""
+    for command in (of_run, of_script):
+        with socket.create_server(("", 0)) as server:
+            endpoint = f"localhost:{server.getsockname()[1]}"
+        line = command.replace("host-a:29400", endpoint).replace("/shared/", f"{tmp_path}/")
+        assert line != command
+        both = [
+            subprocess.Popen(
+                ["bash", "-c", line],
+                env=variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for _ in range(2)
+        ]  # fmt: skip
+        for process in both:
+            printed, errors = process.communicate(timeout=1000)
+            assert process.returncode == 0, errors
     assert '"replicas": 4' in (tmp_path / "runs/first/summary.json").read_text()
+    assert "[4.0, 4.0, 4.0, 4.0]" in printed
 
 
 def bin_folder(folder: Path) -> None:

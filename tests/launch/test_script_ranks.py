@@ -234,6 +234,28 @@ def test_what_does_not_fit_the_ranks_is_refused(given, sentence, monkeypatch) ->
         murmurate.run(nothing, **given)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "devices", "expected"),
+    [
+        (2, "auto", (("cuda:1",),)),
+        (1, "auto", (("cuda:0",),)),
+        (0, "auto", (("cpu",),)),
+        (2, ["cuda:7", "cuda:1"], (("cuda:7",), ("cuda:1",))),  # the first is the other rank's
+        (2, ["cuda:1", "cuda:7"], None),
+    ],
+)
+def test_a_rank_has_the_gpu_of_its_number_on_its_host(gpus, devices, expected, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(script_ranks, "run_rank", lambda settings: settings.devices)
+    for name, value in (_ENGINE | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}).items():
+        monkeypatch.setenv(name, value)
+    if expected is None:
+        with pytest.raises(Refusal, match="devices has 'cuda:7', and torch sees 2 GPUs here"):
+            murmurate.run(nothing, devices=devices)
+    else:
+        assert murmurate.run(nothing, devices=devices) == expected
+
+
 def test_a_rank_with_other_settings_tells_rank_0() -> None:
     """Rank 0 waited for it for a minute, and said that it had died."""
     reports: list[Exit] = []

@@ -27,6 +27,11 @@ def test_a_replica_of_several_devices_is_refused():
         murmurate.run(nothing, launcher="ray", devices=[("cuda:0", "cuda:1")])
 
 
+def test_devices_of_other_hosts_are_not_guessed():
+    with pytest.raises(Refusal, match=r"Ray's hosts may have others\. Name as many as"):
+        murmurate.run(nothing, launcher="ray", devices="auto")
+
+
 def test_a_main_that_cannot_be_sent_is_refused_before_ray_starts():
     with pytest.raises(Refusal, match=r"main cannot be sent to a process .*function at module level"):
         murmurate.run(lambda loop: None, launcher="ray")

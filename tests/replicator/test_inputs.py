@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -30,6 +32,24 @@ def test_a_workers_batch_is_split_in_equal_shares_and_the_rest_left_out():
     result = taken([rows(0, 1, 2, 3, 4, 5, 6), rows(7, 8, 9), rows(1, 2)], replicas=3)
     assert [numbers(f) for f in result] == [[[0, 1], [7]], [[2, 3], [8]], [[4, 5], [9]]]
     assert result[1][0]["name"] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("source", "per", "left_out"),
+    [
+        ([rows(0, 1), rows(2, 3, 4, 5)], "worker", False),
+        ([rows(0, 1), rows(2, 3, 4)], "worker", True),
+        ([rows(0, 1), rows(2)], "worker", True),
+        ([rows(0), rows(1)], "replica", False),
+        ([rows(0), rows(1), rows(2)], "replica", True),
+    ],
+)
+def test_rows_that_no_replica_gets_are_warned_of_once(source, per, left_out):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        taken(source * 3, replicas=2, per=per)
+        taken(source, replicas=2, per=per)
+    assert ["leaves out rows" in str(one.message) for one in warned] == [True] * left_out
 
 
 def test_time_major_batches_are_split_along_their_second_dimension():

@@ -459,6 +459,10 @@ def nothing(loop):
     ("given", "words"),
     [
         ({"strategy": GALA}, r"strategy is the class GALA: give an object, GALA\(\), or its name, 'gala'"),
+        ({"strategy": {"name": "gala", "staleness": 3}}, "has no field 'staleness'.*'staleness_bound'"),
+        ({"strategy": {"period": 3}}, "strategy has no name: give it one"),
+        ({"strategy": {"name": "local-sgd", "period": 0}}, "period is 0; it must be at least 1"),
+        ({"strategy": {"name": "local-sgd", "period": "5"}}, "period of .* is '5': give a number"),
         ({"strategy": object()}, "strategy is <object object.*give a name"),
         ({"replicas": "2"}, "replicas is '2': give a whole number"),
         ({"replicas": 2.0}, "replicas is 2.0: give a whole number"),
@@ -501,6 +505,16 @@ def test_states_of_runs_with_numbers_of_numpy_can_be_loaded():
 
 def one_device(loop):
     return str(loop.device())
+
+
+def fields(loop):
+    return loop.strategy.period
+
+
+def test_fields_of_a_strategy_may_be_given_as_a_mapping():
+    given = {"name": "local-sgd", "period": 50}
+    assert murmurate.run(fields, replicas=2, launcher="inline", strategy=given) == [50, 50]
+    assert given == {"name": "local-sgd", "period": 50}
 
 
 def test_one_device_need_not_be_in_a_sequence():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib.machinery
@@ -19,9 +20,10 @@ import torch
 
 import murmurate
 from murmurate.errors import MissingExtra, Refusal, RunFailed
-from murmurate.fabric.processes.fabric import Died
+from murmurate.launch import script_arguments
 from murmurate.launch.script import run
 from murmurate.launch.script_member import stdout_of
+from murmurate.launch.tasks import starter_of_several
 from murmurate.strategies.gala import GALA
 from replicator.steps import alone, loops
 from waiting import until
@@ -45,6 +47,36 @@ def test_each_replica_runs_and_its_result_comes_back_by_rank(launcher):
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(Refusal, match="devices has 'cuda', and torch sees 0 GPUs here"):
         run(who, launcher="inline", devices="cuda")
+
+
+def devices_here(loop):
+    return str(loop.device()), CURRENT[-1:]
+
+
+CURRENT = []  # stands for torch's current device
+
+
+@contextlib.contextmanager
+def current_device(device):
+    CURRENT.append(str(device))
+    yield
+    CURRENT.pop()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "expected"),
+    [
+        (2, "auto", ["cuda:0", "cuda:1", "cuda:0"]),
+        (2, ["cuda:1", "cpu"], ["cuda:1", "cpu", "cuda:1"]),
+        (0, "auto", ["cpu", "cpu", "cpu"]),
+    ],
+)
+def test_the_gpu_of_a_replica_is_its_current_device(gpus, devices, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "device", current_device)
+    found = run(devices_here, replicas=3, launcher="inline", devices=devices)
+    assert found == [(device, [device] * device.startswith("cuda")) for device in expected]
+    assert CURRENT == []
 
 
 def environment():
@@ -118,7 +150,7 @@ def one_is_killed(loop):
 
 def test_the_others_go_on_without_one_that_is_killed():
     dead, *others = run(one_is_killed, replicas=3)
-    assert dead == Died(0, -signal.SIGKILL)
+    assert dead == murmurate.Died(0, -signal.SIGKILL)
     assert others == [(True, True, 30), (False, False, 30)]  # rank 1 prints and saves now
 
 
@@ -142,7 +174,7 @@ def stop(loop):
 
 def test_who_is_stopped_holds_up_nobody_who_has_finished():
     result = murmurate.run(stop, replicas=3, strategy="gala", deadline_seconds=2.0)
-    assert result == [0, Died(1, -signal.SIGKILL), 2]
+    assert result == [0, murmurate.Died(1, -signal.SIGKILL), 2]
 
 
 def test_if_all_are_killed_the_run_failed():
@@ -254,6 +286,55 @@ def test_a_last_line_that_is_not_ended_is_printed_and_threads_are_set(capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0] half a line of 0", "[1] half a line of 1"]
     assert threads == [before + 1] * 2
     assert torch.get_num_threads() == before
+
+
+def threads_here(loop):
+    return torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("variable", "strategy", "threads"),
+    [(None, "all-reduce", 3), (None, "parameter-server", 2), ("5", "all-reduce", 5), ("4,2", "gala", 4)],
+)
+def test_threads_are_those_of_the_environment_or_a_share_of_the_cores(
+    variable, strategy, threads, monkeypatch
+):
+    monkeypatch.setattr(script_arguments, "usable_cores", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert run(threads_here, replicas=2, strategy=strategy, launcher="inline") == [threads] * 2
+
+
+def test_members_beyond_the_cores_have_a_thread_each(monkeypatch):
+    monkeypatch.setattr(script_arguments, "usable_cores", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "none")
+    assert script_arguments.default_threads(3) == 1
+
+
+SLURM_STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize("variables", [SLURM_STEP, {"OMPI_COMM_WORLD_SIZE": "4"}])
+def test_one_of_several_tasks_without_torchrun_is_refused(variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Refusal, match=r"started 4 (tasks|processes) of this script.*torchrun.*'local'"):
+        run(threads_here)
+    assert len(run(threads_here, replicas=2, launcher="inline")) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_STEP_ID": "batch"},
+        {"SLURM_PTY_PORT": "30000"},  # a shell at a terminal, with room for four tasks
+    ],
+)
+def test_a_process_that_was_started_once_is_no_task_of_several(other):
+    assert starter_of_several(SLURM_STEP) == "srun started 4 tasks"
+    assert starter_of_several(SLURM_STEP | other) is None
 
 
 def test_another_output_is_refused():

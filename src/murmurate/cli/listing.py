@@ -19,6 +19,7 @@ from murmurate.launch import launchers
 from murmurate.recipes import pairs, summaries
 from murmurate.replicator.learner import LearnerConfig
 from murmurate.strategies import strategies
+from murmurate.strategies.interface import Strategy
 from murmurate.worlds.registry import families, vector_worlds
 
 _COLUMNS = 100  # characters of a line
@@ -108,6 +109,8 @@ def _block(row: dict[str, Any]) -> str:
         "a peer is slow": row["on_slow"],
         "a peer joins": row["on_join"],
         "paper": row["paper"],
+        "fields": ", ".join(f"{name}={value}" for name, value in row["fields"].items()) or "none",
+        "class": row["class"],
     }
     lines = [
         textwrap.fill(value, _COLUMNS, initial_indent=f"  {key:<22}", subsequent_indent=" " * 24)
@@ -153,9 +156,15 @@ def _strategies() -> list[dict[str, Any]]:
             "on_slow": kind.behaviour.on_slow,
             "on_join": kind.behaviour.on_join,
             "paper": kind.paper,
+            "fields": _fields(kind()),
+            "class": f"{kind.__module__}.{kind.__name__}",
         }
         for name, kind in strategies().items()
     ]
+
+
+def _fields(strategy: Strategy) -> dict[str, Any]:
+    return {field.name: getattr(strategy, field.name) for field in dataclasses.fields(strategy) if field.init}
 
 
 def _agents() -> list[dict[str, Any]]:

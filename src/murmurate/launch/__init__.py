@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from murmurate import plugins
 from murmurate.errors import Refusal, unknown
+from murmurate.launch.tasks import starter_of_several
 
 if TYPE_CHECKING:
     from murmurate.training.launcher import Launcher
@@ -36,13 +37,23 @@ def launcher(name: str) -> Launcher:
 
 
 def command_launcher(name: str) -> Launcher:
-    """``launcher(name)`` for a command. Also raises Refusal if torchrun started the command several times,
-    and each would start a run of its own."""
-    found, ranks = launcher(name), launcher("torchrun").dictated_replicas() or 1
-    if ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ and found.dictated_replicas() is None:
+    """``launcher(name)`` for a command. Also raises Refusal if torchrun, srun or mpirun started the command
+    several times, and each would start a run of its own."""
+    found = launcher(name)
+    if found.dictated_replicas() is not None:
+        return found
+    ranks = launcher("torchrun").dictated_replicas()
+    if ranks is not None and ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         raise Refusal(
             f"torchrun started this command {ranks} times, and each would start a run of its own by the "
             f"{name} launcher. Add --launcher torchrun: then each rank is a replica of one run; or leave "
             "torchrun out."
+        )
+    starter = starter_of_several() if ranks is None else None
+    if starter is not None:
+        raise Refusal(
+            f"{starter} of this command, and each would start a run of its own. Start torchrun once on each "
+            "host: srun --ntasks-per-node 1 torchrun --nnodes ... -m murmurate ... --launcher torchrun. Runs "
+            "that are to be separate are started one by one (srun -n 1)."
         )
     return found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,7 +20,9 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
 from murmurate.launch.script_arguments import (
+    automatic_devices,
     checked_devices,
+    default_threads,
     refuse_missing_gpus,
     refuse_replicas_that_cannot_agree,
     seconds,
@@ -27,6 +31,7 @@ from murmurate.launch.script_arguments import (
 from murmurate.launch.script_local import refuse_import, run_locally
 from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
 from murmurate.launch.script_xla import run_on_xla
+from murmurate.launch.tasks import starter_of_several
 from murmurate.replicator.replica_parts import check_parts
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.spatial.parts import checked_grid
@@ -42,14 +47,14 @@ def run(
     *,
     replicas: int | None = None,
     parts: int | tuple[int, int] = 1,
-    strategy: str | Strategy = "all-reduce",
+    strategy: str | Strategy | Mapping[str, object] = "all-reduce",
     launcher: Literal["local", "inline", "torchrun", "ray", "xla"] | None = None,
     seed: int = 0,
     workers: int = 1,
     devices: Sequence[str | Sequence[str]] = ("cpu",),
     collectives: bool = False,
     output: Literal["main", "all"] = "main",
-    threads: int = 1,
+    threads: int | None = None,
     deadline_seconds: float = 60.0,
 ) -> list[Any]:
     """Run ``main(replicator)`` as each replica, and return their results, by rank.
@@ -62,7 +67,8 @@ def run(
             for each device.
         parts: number of parts of each replica, along rows and columns of its images (see
             ``murmurate.spatial``). Each part is a member; ``replicator.parts`` connects those of a replica.
-        strategy: a name, for its default hyper-parameters, or a ``Strategy``. A strategy with a centre adds a
+        strategy: a name, for its default hyper-parameters; a mapping of them and the name, such as
+            ``{"name": "local-sgd", "period": 50}``; or a ``Strategy``. A strategy with a centre adds a
             member for it.
         launcher: "local" starts a process on this host for each member. "inline" starts a thread of this
             process for each member; one runs at a time, in an order drawn from ``seed``, so runs are
@@ -72,10 +78,13 @@ def run(
             in a script that torchrun started, else "local".
         workers, collectives: see ``OwnLoop``.
         devices: devices of the members, in turn; an item is a sequence of devices for a model-parallel
-            replica.
+            replica. "auto": the GPUs of each host, in turn; the CPU where there is none. A replica's GPU is
+            torch's current device in ``main``.
         output: "main" prints the first replica's output, and errors; "all" prints that of all replicas, each
             line marked by rank.
-        threads: number of torch threads in each process.
+        threads: number of torch threads of each member. By default that of OMP_NUM_THREADS, which torchrun
+            sets to 1 where it starts several ranks on a host, or, without the variable, an equal share of
+            this host's cores; 1 under "ray" and "xla".
         deadline_seconds: how long a collective waits for a silent member. Not under "inline", where who waits
             for ever is found at once, nor under "xla", whose runtime has a limit of its own.
 
@@ -101,13 +110,20 @@ def run(
     if not callable(main):
         raise Refusal(f"main is {main!r}: give a function that takes the replicator")
     chosen = strategy_from(strategy)
-    member_devices = checked_devices(devices)
-    threads, workers = whole_number("threads", threads), whole_number("workers", workers)
+    member_devices = () if devices == "auto" else checked_devices(devices)
+    threads = None if threads is None else whole_number("threads", threads)
+    workers = whole_number("workers", workers)
     replicas = None if replicas is None else whole_number("replicas", replicas)
     seed = whole_number("seed", seed, least=0)
     deadline_seconds = seconds("deadline_seconds", deadline_seconds)
     grid = checked_grid(parts)
     environment = script_ranks.torchrun_environment()
+    if launcher is None and environment is None and (starter := starter_of_several()) is not None:
+        raise Refusal(
+            f"{starter} of this script, and each would start replicas of its own. Start torchrun once on "
+            "each host, and leave replicas out: srun --ntasks-per-node 1 torchrun --nnodes ... script.py. If "
+            "the tasks are to be separate runs, use launcher='local'."
+        )
     if launcher is None:
         launcher = "local" if environment is None else "torchrun"
     if environment is not None and environment.size > 1 and launcher in ("inline", "local", "ray"):
@@ -115,8 +131,13 @@ def run(
             f"torchrun started this script {environment.size} times, and each would start replicas of its "
             f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
         )
+    rank = 0 if environment is None else environment.rank
+    if not member_devices:
+        member_devices = automatic_devices(launcher, int(os.environ.get("LOCAL_RANK", rank)))
     if launcher in ("inline", "local"):
         refuse_missing_gpus(member_devices)
+    elif launcher == "torchrun":
+        refuse_missing_gpus([member_devices[rank % len(member_devices)]])
     if environment is not None and launcher == "xla":
         raise Refusal("launcher='xla' starts a replica on each device: start the script without torchrun")
     if launcher == "torchrun":
@@ -132,6 +153,10 @@ def run(
         check_common_rounds(chosen, "collectives")
     refuse_replicas_that_cannot_agree(chosen, replicas)
     chosen.check(replicas)
+    if threads is None:
+        members = replicas * math.prod(grid) + chosen.centre
+        here = math.ceil(members / environment.hosts) if environment else members
+        threads = 1 if launcher in ("ray", "xla") else default_threads(here)
     settings = ScriptSettings(
         main, chosen, replicas, seed, workers, member_devices, collectives, output, threads,
         deadline_seconds, grid,

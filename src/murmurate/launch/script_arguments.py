@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from murmurate.errors import Refusal
+from murmurate.spec import usable_cores
 from murmurate.strategies.interface import Strategy
 
 
@@ -26,6 +28,22 @@ def checked_devices(devices: str | Sequence[str | Sequence[str]]) -> tuple[tuple
             reason = str(error).splitlines()[0]
             raise Refusal(f"devices has {name!r}, which is no device of torch ({reason})") from error
     return checked
+
+
+def automatic_devices(launcher: str, rank: int) -> tuple[tuple[str, ...], ...]:
+    """The devices that ``devices="auto"`` stands for: the GPUs of this host in turn; the CPU if it has none.
+
+    rank: of this process among those of this host that torchrun started; they have a GPU each, in this order.
+    Raises Refusal under Ray, whose hosts may have others.
+    """
+    if launcher == "ray":
+        raise Refusal(
+            "devices='auto' takes this host's GPUs, and Ray's hosts may have others. Name as many as the "
+            "replicas are to have, devices=('cuda:0', 'cuda:1'), or leave devices out for the CPU."
+        )
+    gpus = 0 if launcher == "xla" else torch.cuda.device_count()
+    numbers: Sequence[int] = [rank % gpus] if gpus and launcher == "torchrun" else range(gpus)
+    return tuple((f"cuda:{number}",) for number in numbers) or (("cpu",),)
 
 
 def refuse_missing_gpus(devices: Iterable[Sequence[str]]) -> None:
@@ -55,6 +73,15 @@ def seconds(name: str, value: Any) -> float:
     if not isinstance(value, Real) or not float(value) > 0:
         raise Refusal(f"{name} is {value!r}: give a number of seconds above 0")
     return float(value)
+
+
+def default_threads(members: int) -> int:
+    """Torch threads for each of ``members`` on this host: as OMP_NUM_THREADS says, else an equal share of the
+    cores."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # it may list a number for each level
+    if first.isdecimal() and int(first) > 0:
+        return int(first)
+    return max(1, usable_cores() // members)
 
 
 def refuse_replicas_that_cannot_agree(strategy: Strategy, replicas: int) -> None:

@@ -74,20 +74,21 @@ class ScriptSettings:
         is_centre = fabric.rank == self.centre_rank
         deadline = self.deadline_seconds
         grid = (1, 1) if is_centre else self.grid
+        devices = self.devices[fabric.rank % len(self.devices)]
         loop = OwnLoop(
             strategy,
             strategy_fabric,
             parts=Parts.open(fabric, grid, seed=self.seed, deadline_seconds=deadline),
             seed=self.seed,
             workers=self.workers,
-            devices=self.devices[fabric.rank % len(self.devices)],
+            devices=devices,
             collectives=self.collectives,
             signals=signals,
         )
         result = None
         if isinstance(sys.stdout, OfMain):
             sys.stdout.is_main = lambda: loop.is_main
-        with loop:
+        with _current_device(devices[0]), loop:
             try:
                 result = self.main(loop)
             except SystemExit as end:
@@ -183,6 +184,15 @@ class ScriptSettings:
 def failure(name: str, end: Exit) -> str:
     """The message about a member that failed, called ``name``, with its error and traceback."""
     return f"{name} failed: {end.error}" + f"\n\n{end.trace}" * bool(end.trace)
+
+
+def _current_device(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Meanwhile ``.cuda()`` and ``torch.device("cuda")`` mean the GPU ``name`` in this thread; otherwise they
+    mean the first GPU in every replica."""
+    device = torch.device(name)
+    if device.type != "cuda" or device.index is None:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
 
 
 def _name(main: Main) -> str:

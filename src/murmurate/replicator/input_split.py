@@ -6,6 +6,7 @@ TF-Replicator, section 3.2: input pipelines PER_WORKER, split by an ``input_spli
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,12 @@ _PLAIN = (str, bytes, int, float, complex, type(None))
 _REMEDY = (
     "Give inputs(...) a function split=, from (batch, shares, index) to that share; or per='replica', with "
     "which each replica gets whole batches."
+)
+_LEFT_OUT = (
+    "replicator.inputs leaves out rows: those of a batch that the replicas cannot divide equally, and whole "
+    "batches at the end that are too few for all. To train on all, use batches whose number of rows is a "
+    "multiple of the number of replicas. To evaluate, let each replica take its own rows: "
+    "slice(replicator.rank, None, replicator.size)."
 )
 AllHave = Callable[[bool], bool]  # from whether this replica has a next batch to whether all have
 
@@ -54,7 +61,9 @@ def split_along(dimension: int) -> Split:
                 f"a batch has columns of different lengths, {sorted(lengths)}, so it has no rows to split. "
                 + _REMEDY
             )
-        rows = min(lengths, default=0) // shares
+        rows, left_over = divmod(min(lengths, default=0), shares)
+        if left_over and index == 0:
+            _warn_of_rows_left_out()
         if lengths and rows == 0:
             raise CannotSplit(f"{min(lengths)} rows do not make {shares} shares")
         own = slice(index * rows, (index + 1) * rows)
@@ -76,6 +85,11 @@ def split_along(dimension: int) -> Split:
         return pytree.tree_map(share_of, batch, is_leaf=_is_leaf)
 
     return split
+
+
+def _warn_of_rows_left_out() -> None:
+    """Warn once: Python shows a text again only from another line."""
+    warnings.warn(_LEFT_OUT, stacklevel=1)
 
 
 def _length(leaf: Any, dimension: int) -> int | None:
@@ -176,9 +190,9 @@ def inputs(
         return batch if shares == 1 else split(batch, shares, index.local_rank)
 
     if not callable(source):  # all replicas read the same source, and end at its last whole round
-        yield from _in_turn(iter(source), takers, own_index, share)
+        yield from _in_turn(iter(source), takers, own_index, share, warns=index.rank == 0)
         return
-    batches = _in_turn(iter(source(own_index)), 1, 0, share)
+    batches = _in_turn(iter(source(own_index)), 1, 0, share, warns=False)
     end = object()
     while True:
         batch = next(batches, end)
@@ -188,12 +202,13 @@ def inputs(
 
 
 def _in_turn(
-    source: Iterator[Any], takers: int, own_index: int, share: Callable[[Any], Any]
+    source: Iterator[Any], takers: int, own_index: int, share: Callable[[Any], Any], *, warns: bool
 ) -> Iterator[Any]:
     """This replica's share of every ``takers``-th batch, from number ``own_index``.
 
     All takers drop an incomplete last round, and a round in which a batch has fewer rows than shares, so that
-    each gets as many batches as the others. Raises Refusal at the end if all rounds were dropped so.
+    each gets as many batches as the others. warns: whether this one warns of an incomplete last round. Raises
+    Refusal at the end if all rounds were dropped.
     """
     has_yielded, dropped = False, None
     while len(batches := list(itertools.islice(source, takers))) == takers:
@@ -209,3 +224,5 @@ def _in_turn(
             f"no batch has a row for each replica ({dropped}): make batches larger, or give each replica "
             'whole batches by inputs(..., per="replica").'
         )
+    if batches and warns:
+        _warn_of_rows_left_out()

@@ -102,7 +102,8 @@ class Passes:
             if start is not None:
                 np.save(Path(folder) / "start.npy", start.numpy())
             part = functools.partial(_replica, self, folder, corpus.vocabulary_size, start is not None)
-            results = run(part, replicas=replicas, strategy=strategy, seed=self.seed)
+            # one thread, so that a seed gives the same topics whatever the number of cores
+            results = run(part, replicas=replicas, strategy=strategy, seed=self.seed, threads=1)
         for result in results:
             if result is not None and not isinstance(result, Died):
                 return Learned(*result)

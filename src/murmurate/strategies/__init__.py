@@ -4,10 +4,12 @@ this folder."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from murmurate import plugins
-from murmurate.errors import Refusal, unknown
+from murmurate.errors import Refusal, did_you_mean, unknown
+from murmurate.ranges import numbers_of
 from murmurate.strategies.interface import Strategy
 
 # names of the same algorithms elsewhere
@@ -50,15 +52,37 @@ def strategy(name: str) -> type[Strategy]:
 
 
 def strategy_from(value: Any) -> Strategy:
-    """``value``, or the strategy of that name with its defaults. Raises Refusal for anything else."""
+    """``value``, or the strategy of that name with its defaults, or of a mapping of ``name`` and fields.
+    Raises Refusal for anything else."""
     if isinstance(value, str):
         return strategy(value)()
+    if isinstance(value, Mapping):
+        return _from_mapping(dict(value))
     if isinstance(value, type) and issubclass(value, Strategy):
         name = value.__name__
         raise Refusal(f"strategy is the class {name}: give an object, {name}(), or its name, {value.name!r}")
     if not isinstance(value, Strategy):
         raise Refusal(
-            f"strategy is {value!r}; it takes a name or an object of a strategy: give a name that murmurate "
-            "list strategies prints."
+            f"strategy is {value!r}; it takes a name, a mapping of a name and fields, or an object of a "
+            "strategy: give a name that murmurate list strategies prints."
         )
     return value
+
+
+def _from_mapping(fields: dict[str, Any]) -> Strategy:
+    name = fields.pop("name", None)
+    if not isinstance(name, str):
+        raise Refusal("strategy has no name: give it one, as in {'name': 'gala', 'staleness_bound': 2}.")
+    kind: Any = strategy(name)
+    known = [field.name for field in dataclasses.fields(kind) if field.init]
+    for field, given in fields.items():
+        if isinstance(given, str) and field in numbers_of(kind):
+            raise Refusal(f"{field} of the strategy '{name}' is {given!r}: give a number")
+        if field not in known:
+            all_fields = ", ".join(known) or "none"
+            raise Refusal(
+                f"the strategy '{name}' has no field '{field}'.{did_you_mean(str(field), known)} It has: "
+                f"{all_fields}."
+            )
+    made: Strategy = kind(**fields)
+    return made

@@ -27,7 +27,7 @@ class AllReduce(Strategy):
         carries="deltas",
         bounded_by="the round: 0",
         on_death="from that round on the mean is over the living",
-        on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
+        on_slow="waited for up to a deadline; then replaced (murmurate train, local or ray) or the run stops",
         on_join="takes part from the next common round on, with a living peer's state",
     )
 

@@ -59,7 +59,7 @@ class SynchronousGossip(Strategy):
         carries="state",
         bounded_by="the round: 0",
         on_death="pull: members that drew it mix nothing in that round; push: no vector comes from it",
-        on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
+        on_slow="waited for up to a deadline; then replaced (murmurate train, local or ray) or the run stops",
         on_join="takes part from the next common round on, with a living peer's state",
     )
 
