@@ -490,6 +490,11 @@ def test_a_classifier_predicts_and_exports(tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_allclose(probabilities.sum(1), 1.0, rtol=1e-5)
     np.testing.assert_array_equal(model.predict(images), probabilities.argmax(1))
     np.testing.assert_allclose(model.predict_proba(images[0]), probabilities[0], rtol=1e-4)
+    sizes = []
+    with model.module.module.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0]))):
+        many = model.predict_proba(np.resize(images, (260, *images.shape[1:])))
+    assert sizes == [250, 10]  # a pass of any number would take any memory
+    np.testing.assert_allclose(many, np.resize(probabilities, many.shape), rtol=1e-4)
     written = model.export("~/net.pt2")
     assert (written.inputs, written.outputs) == (("observation",), ("probabilities",))
     beside = {"murmurate.json": ""}

@@ -321,8 +321,7 @@ class TrainedModel:
         if self._has_estimate:
             probabilities = self.estimate().probabilities(rows)
         else:
-            with torch.no_grad():
-                probabilities = self.module(torch.from_numpy(rows))[0].numpy()
+            probabilities = cast(ClassProbabilities, self.module).in_batches(torch.from_numpy(rows)).numpy()
         return probabilities[0] if is_single else probabilities
 
     def estimate(self) -> Any:
