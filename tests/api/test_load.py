@@ -504,6 +504,8 @@ def test_a_classifier_predicts_and_exports(tmp_path: Path, monkeypatch: pytest.M
     assert len(model.classes) == probabilities.shape[1]
     assert json.loads(beside["murmurate.json"])["classes"] == model.classes
     assert model.evaluate(4)["test_images"] == 4
+    with pytest.raises(murmurate.Refusal, match=r"keeps no best checkpoint: .* leave out best\."):
+        murmurate.load("~/run", best=True)
     with pytest.raises(murmurate.Refusal, match=r"no actions that could be drawn\. .*sample=True"):
         model.evaluate(4, sample=True)
     with pytest.raises(murmurate.Refusal, match="Use predict"):

@@ -25,7 +25,7 @@ from murmurate.replica.state_dict import tensors_of
 from murmurate.spec import EnvSpec, derive_generator
 from murmurate.training import checkpoint
 from murmurate.training.data_record import read_fingerprint
-from murmurate.training.evaluate import figures
+from murmurate.training.evaluate import best_checkpoint, figures
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.threads import keeping_threads
@@ -64,9 +64,7 @@ def load(
                 run_folder / "checkpoints", lambda each: load_agent(_in_float32(run), each)
             )
             return TrainedModel(run, path, learner)
-        path = checkpoint.best(run_folder / "checkpoints")
-        if (problem := checkpoint.damage(path)) is not None:
-            raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
+        path = best_checkpoint(run, run_folder, "best")
         return TrainedModel(run, path, load_agent(_in_float32(run), path))
 
 
