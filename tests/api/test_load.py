@@ -490,6 +490,11 @@ def test_a_classifier_predicts_and_exports(tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_allclose(probabilities.sum(1), 1.0, rtol=1e-5)
     np.testing.assert_array_equal(model.predict(images), probabilities.argmax(1))
     np.testing.assert_allclose(model.predict_proba(images[0]), probabilities[0], rtol=1e-4)
+    sizes = []
+    with model.module.module.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0]))):
+        many = model.predict_proba(np.resize(images, (260, *images.shape[1:])))
+    assert sizes == [250, 10]  # a pass of any number would take any memory
+    np.testing.assert_allclose(many, np.resize(probabilities, many.shape), rtol=1e-4)
     written = model.export("~/net.pt2")
     assert (written.inputs, written.outputs) == (("observation",), ("probabilities",))
     beside = {"murmurate.json": ""}
@@ -499,10 +504,30 @@ def test_a_classifier_predicts_and_exports(tmp_path: Path, monkeypatch: pytest.M
     assert len(model.classes) == probabilities.shape[1]
     assert json.loads(beside["murmurate.json"])["classes"] == model.classes
     assert model.evaluate(4)["test_images"] == 4
+    with pytest.raises(murmurate.Refusal, match=r"keeps no best checkpoint: .* leave out best\."):
+        murmurate.load("~/run", best=True)
     with pytest.raises(murmurate.Refusal, match=r"no actions that could be drawn\. .*sample=True"):
         model.evaluate(4, sample=True)
     with pytest.raises(murmurate.Refusal, match="Use predict"):
         model.act(images)
+
+
+def test_topics_of_texts(tmp_path: Path) -> None:
+    subjects = ("kettle boils water quickly", "novel tells moving story")
+    (tmp_path / "texts.txt").write_text("".join(f"{subjects[k % 2]}\n" for k in range(40)))
+    world = {"path": str(tmp_path / "texts.txt"), "bigrams": True}
+    options: dict[str, Any] = {"launcher": "inline", "quiet": True, "env_steps": 800, "seed": 2}
+    agent = {"topics": 2, "batch": 8, "alpha": 0.1, "prior": 0.1, "init": "random"}
+    murmurate.train("corpus-lda", agent=agent, world=world, out=tmp_path / "run", **options)
+    model = murmurate.load(tmp_path / "run")
+    assert model.vocabulary == ["kettle_boils", "moving_story", "novel_tells", "water_quickly"]
+    texts = ["The kettle boils water QUICKLY!", "a moving story, as the novel tells", "Something else"]
+    shares = model.predict_proba(texts)
+    assert shares.shape == (3, 2)
+    assert shares[0].argmax() != shares[1].argmax()
+    np.testing.assert_allclose(shares[2], 0.5)  # no word is known
+    np.testing.assert_array_equal(model.predict_proba(texts[0]), shares[0])
+    assert model.predict(texts[1]) == model.predict(np.array(texts))[1]
 
 
 @pytest.mark.parametrize("recipe", ["table-gmm", "corpus-lda"])
@@ -532,6 +557,13 @@ def test_a_posterior_predicts(recipe: str, tmp_path: Path, capsys: pytest.Captur
         assert [len(top) for top in estimate.top_words(3)] == [3, 3]
         with pytest.raises(murmurate.Refusal, match="counts"):
             model.predict(x + 0.5)
+        sparse = pytest.importorskip("scipy.sparse").csr_matrix(x)
+        np.testing.assert_array_equal(model.predict_proba(sparse), shares)
+        with pytest.raises(murmurate.Refusal, match=r"has 5 columns, and .* vocabulary 6 words"):
+            model.predict(sparse[:, :5])
+        assert model.vocabulary == []
+        with pytest.raises(murmurate.Refusal, match="without names of its words"):
+            model.predict(["some words"])
     with pytest.raises(murmurate.Refusal, match="takes no actions"):
         model.act(x)
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "x.pt2")]) == 2

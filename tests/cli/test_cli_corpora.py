@@ -171,6 +171,13 @@ def test_what_is_skipped_is_counted(capsys, tmp_path):
     assert words in capsys.readouterr().out
     assert run(*other, "--json") == 0
     assert json.loads(capsys.readouterr().out)["skipped"] == found
+    assert run("topics", "evaluate", "--skip-bad", folder, path) == 0
+    capsys.readouterr()
+    for words in (("--skip-bad", "true"), ("--skip-bad=yes",)):  # as `topics fit` takes it
+        assert run("topics", "evaluate", folder, path, *words, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["skipped"] == found
+    assert run("topics", "evaluate", folder, path, "--skip-bad", "false") == 2
+    assert "zoo.txt" in capsys.readouterr().err
 
 
 def test_what_could_be_fitted_can_be_transformed(capsys, tmp_path, monkeypatch):

@@ -421,6 +421,18 @@ def test_the_page_has_a_map_documents_and_meanings(reviews, capsys):
     assert "<h3>Documents" not in (reviews / "topics.html").read_text()
 
 
+def test_documents_without_names_have_their_numbers_in_the_file(texts, capsys):
+    few = ("--topics", 2, "--batch", 8, "--passes", 3, "--launcher", "inline", "--out", "run")
+    assert run("topics", "fit", "reviews.csv", "--column", "text", *few) == 0
+    assert run("topics", "show", "run", "--samples", 1, "--json") == 0
+    topics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    lines = Path("reviews.csv").read_text().splitlines()[1:]
+    for (document,) in (row["documents"] for row in topics):
+        word, number = document["name"].split()
+        assert word == "document"
+        assert document["text"] in lines[int(number)]  # as `transform` and pandas number them
+
+
 def test_texts_with_half_of_a_surrogate_pair_are_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": f"{word} \ud83d"}) for word in ("kettle", "novel") * 10]

@@ -71,10 +71,12 @@ def test_files_that_are_no_images_are_passed_over(tmp_path):
     (tmp_path / "train" / ".cache").mkdir()
     deep = tmp_path / "train" / "class0" / "more"
     deep.mkdir()
-    (deep / "x.jpeg").write_bytes(encoded(picture(6)))
+    for k, name in enumerate(("x.jpeg", "y.JFIF", "z.jpe", "scraped")):
+        (deep / name).write_bytes(encoded(picture(6 + k)))
     world = folder_world(path, validation=0)
-    assert sorted(numbers(world.divided().train)[0]) == list(range(7))
-    assert world.skipped() is None
+    assert sorted(numbers(world.divided().train)[0]) == list(range(9))
+    cause = "file without an image's ending"  # the text, and an image whose name has none
+    assert world.skipped() == (f"skipped: 2 x {cause}", {cause: 2})
 
 
 def test_empty_files_are_named_or_skipped(tmp_path):
@@ -97,7 +99,8 @@ def test_images_of_other_types_are_named_or_skipped(tmp_path):
         folder_world(path).divided()
     world = folder_world(path, skip_bad=True)
     assert len(world.load().train) == 6
-    assert world.skipped() == ("skipped: 1 x image of another type", {"image of another type": 1})
+    causes = {"file without an image's ending": 1, "image of another type": 1}
+    assert world.skipped() == (f"skipped: {', '.join(f'1 x {cause}' for cause in causes)}", causes)
 
 
 def test_other_files_are_read_as_the_test_part_is(tmp_path):

@@ -83,6 +83,32 @@ def test_what_is_no_table_is_refused(what, tmp_path):
     assert str(path) in str(refused.value)
 
 
+MIXED = 'id,name,"Annual Income",age\n7,"Ann, B.",1.5,30\n8,Bob,2.5,40\n'
+
+
+def test_some_columns_by_name_or_number(tmp_path):
+    (tmp_path / "a.csv").write_text(MIXED)
+    (tmp_path / "b.csv").write_text(MIXED.partition("\n")[2])  # without names
+    (tmp_path / "years.csv").write_text("city,2023,2024\nRome,1,2\nBonn,3,4\n")
+    np.save(tmp_path / "c.npy", np.arange(10).reshape(2, 5))
+    wanted = [[30, 1.5], [40, 2.5]]
+    for columns in (("age", "Annual Income"), ("3", "2")):
+        np.testing.assert_array_equal(read_table(tmp_path / "a.csv", columns).values, wanted)
+    np.testing.assert_array_equal(read_table(tmp_path / "b.csv", ("3", "2")).values, wanted)
+    np.testing.assert_array_equal(read_table(tmp_path / "c.npy", ("3", "2")).values, [[3, 2], [8, 7]])
+    with pytest.raises(Refusal, match=r"line 2: column 'city' is 'Rome', which"):
+        read_table(tmp_path / "years.csv", ("2024", "city"))
+    world = TableWorld(str(tmp_path / "a.csv"), columns=("age",))
+    assert world.fingerprint()["columns"] == 1
+    with pytest.raises(Refusal, match=r"a\.csv: it has no column 'height'.* columns: id, name, Annual"):
+        read_table(tmp_path / "a.csv", ("age", "height"))
+    with pytest.raises(Refusal, match=r"line 2: column 'name' is 'Ann, B\.', .*--world.columns"):
+        read_table(tmp_path / "a.csv", ("age", "name"))
+    (tmp_path / "d.csv").write_text("x,x,y\n1,2,3\n2,3,4\n")
+    with pytest.raises(Refusal, match="2 columns are called 'x'"):
+        read_table(tmp_path / "d.csv", ("x",))
+
+
 def test_arrays_that_are_none_are_refused(tmp_path):
     np.savez(tmp_path / "two.npz", a=NUMBERS, b=NUMBERS)
     np.save(tmp_path / "deep.npy", np.zeros((2, 2, 2)))

@@ -147,7 +147,7 @@ def test_a_column(tmp_path, suffix):
     made = read(path, column="body", tokens=ALL)
     assert counts(made) == [{"ant": 2, "bee": 1}, {"cow": 1}, {"bee" * 60_000: 1}]
     assert list(TextSource(path, detect_kind(path), "body", "id").names()) == ["x1", "x2", "x3"]
-    assert TextSource(path, detect_kind(path), "body").pick([1]) == {1: ("2", 'a "cow"')}
+    assert TextSource(path, detect_kind(path), "body").pick([1]) == {1: ("1", 'a "cow"')}
     with pytest.raises(Refusal, match=r"has the columns id, body.*--column body"):
         read(path, tokens=ALL)
     with pytest.raises(Refusal, match=r"no column 'text'. Its columns: id, body. .*--column"):

@@ -262,7 +262,8 @@ def test_corpora(tmp_path: Path) -> None:
         made = generate(documents=12_000, vocabulary=300, topics=3, mean_length=20, seed=0)
         write(made.corpus, "docword.nytimes.txt.gz", "uci")
     """
-    (block,) = python("corpora")
+    block, of_texts = python("corpora")
+    assert program(tmp_path, of_texts).startswith("(2, ")
     printed = program(tmp_path, f"{textwrap.dedent(make)}\n{block}")
     assert re.match(r"12000 300 \d+ skipped: nothing", printed)
     assert (tmp_path / "train.ldac.gz").is_file()

@@ -8,11 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import murmurate
 from murmurate.cli.main import main
-from murmurate.evaluation.accuracy import Accuracy
+from murmurate.evaluation.accuracy import Accuracy, _by_class
 from murmurate.recipes import recipe
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
@@ -42,6 +43,11 @@ ALL = {"accuracy": 0.25, "top5_accuracy": 0.5, "test_images": 52, "classes": 10}
             {"accuracy": None, "test_images": 0, "test_images_found": 3, "test_images_skipped": 3},
             "None of 3 test images could be read",
         ),
+        ({"balanced_accuracy": 0.255, "classes": 2}, "Accuracy on 52 test images: 25.00%"),
+        (
+            {"balanced_accuracy": 0.1},
+            "Accuracy on 52 test images: 25.00% (top 5: 50.00%; mean over the classes: 10.00%)",
+        ),
         ({"accuracy": None, "test_images": 0, "test_images_found": 0, "test_images_skipped": 0}, ""),
         ({"accuracy": None}, ""),
     ],
@@ -54,6 +60,17 @@ def test_the_sentence_of_an_earlier_version_s_figures() -> None:
     figures = {name: value for name, value in ALL.items() if name != "classes"}
     assert Accuracy().sentence(figures) == "Accuracy on 52 test images: 25.00% (top 5: 50.00%)"
     assert Accuracy().sentence({}) == ""
+
+
+def test_figures_of_classes_are_right_whatever_the_others_are() -> None:
+    labels, predicted = np.array([0] * 8 + [1, 1]), np.array([0] * 8 + [0, 1])
+    found = _by_class(labels, predicted, 3)
+    assert found["class_recall"] == [1, 0.5, None]  # no test image is of the third
+    assert found["balanced_accuracy"] == 0.75  # and the accuracy is 0.9
+    assert found["confusion"] == [[8, 0, 0], [1, 1, 0], [0, 0, 0]]
+    many = _by_class(labels, predicted, 101)
+    assert many["confusion"] is None
+    assert many["class_recall"][:3] == found["class_recall"]
 
 
 def short(path: Path) -> Run:
@@ -91,6 +108,10 @@ def test_some_images_by_seed_moved_images_and_broken_ones(
     assert figures[0] == figures[1]
     assert figures[0]["test_images"] + figures[0]["test_images_skipped"] == 5
     assert figures[0]["test_images_found"] == 12
+    confusion, recall = figures[0]["confusion"], figures[0]["class_recall"]
+    assert [len(row) for row in confusion] == [3, 3, 3]
+    assert sum(map(sum, confusion)) == figures[0]["test_images"]
+    assert recall == [row[k] / sum(row) if sum(row) else None for k, row in enumerate(confusion)]
 
     model = murmurate.load(folder, world={"path": str(moved), "skip_bad": True})
     assert model.evaluate(5)["accuracy"] == figures[0]["accuracy"]

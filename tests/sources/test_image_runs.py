@@ -111,6 +111,15 @@ def test_memory_is_counted_before_it_is_taken(tmp_path):
     assert 2000 < altered(run, workers=0).source.memory_bytes(altered(run, workers=0)) < 20_000
 
 
+def test_classes_without_a_training_image_are_warned_of(tmp_path):
+    run = short(write_folder(tmp_path / "images", train=3, test=3))  # of three classes
+    world = dataclasses.replace(run.world, validation=1)
+    drawn = altered(run, world=world)
+    (missing,) = world.divided().validation.select([0]).labels.tolist()
+    with pytest.warns(UserWarning, match=rf"1 of 3 classes .*number {missing}, .*--world.split-seed"):
+        drawn.source.memory_bytes(drawn)
+
+
 def test_crops_that_are_small_parts_of_images_are_warned_of(tmp_path):
     run = short(write_folder(tmp_path / "images", train=6, test=2))
     small, large = (

@@ -17,6 +17,7 @@ from murmurate.errors import Refusal
 from murmurate.ranges import OutOfRange, check_number, number_kinds, numbers_of
 from murmurate.training.data_record import places
 from murmurate.training.option_names import option_name
+from murmurate.training.run import Run
 from murmurate.training.run_folder import is_valid
 
 
@@ -178,3 +179,14 @@ def _written(path: str, is_keyword: bool) -> str:
     for name in reversed(inner):
         value = f"{{'{name}': {value}}}"
     return f"{first}={value}" if is_keyword else f"'{first}': {value}"
+
+
+def in_float32(run: Run) -> Run:
+    """``run`` with a learner that computes in float32, where it has the choice."""
+    learner: Any = run.learner
+    if isinstance(getattr(learner, "precision", None), str):  # a mixture's is a number, of its prior
+        learner = dataclasses.replace(learner, precision="float32")
+    elif isinstance(getattr(getattr(learner, "policy", None), "precision", None), str):
+        policy = dataclasses.replace(learner.policy, precision="float32")
+        learner = dataclasses.replace(learner, policy=policy)
+    return dataclasses.replace(run, learner=learner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from murmurate import recipes
 from murmurate.api.export import Exported, check_path, description, export_program, export_weights
-from murmurate.api.fields import integer, with_places
-from murmurate.api.observations import array_of, mask_of, pair_hint, without_tensors
+from murmurate.api.fields import in_float32, integer, with_places
+from murmurate.api.observations import array_of, documents_of, mask_of, pair_hint, without_tensors
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
 from murmurate.ranges import Seed
@@ -25,7 +24,7 @@ from murmurate.replica.state_dict import tensors_of
 from murmurate.spec import EnvSpec, derive_generator
 from murmurate.training import checkpoint
 from murmurate.training.data_record import read_fingerprint
-from murmurate.training.evaluate import figures
+from murmurate.training.evaluate import best_checkpoint, figures
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.threads import keeping_threads
@@ -61,13 +60,11 @@ def load(
         run.world.spec(read_fingerprint(run_folder))
         if not best:
             path, learner = checkpoint.load_newest(
-                run_folder / "checkpoints", lambda each: load_agent(_in_float32(run), each)
+                run_folder / "checkpoints", lambda each: load_agent(in_float32(run), each)
             )
             return TrainedModel(run, path, learner)
-        path = checkpoint.best(run_folder / "checkpoints")
-        if (problem := checkpoint.damage(path)) is not None:
-            raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
-        return TrainedModel(run, path, load_agent(_in_float32(run), path))
+        path = best_checkpoint(run, run_folder, "best")
+        return TrainedModel(run, path, load_agent(in_float32(run), path))
 
 
 class TrainedModel:
@@ -106,6 +103,11 @@ class TrainedModel:
     def classes(self) -> list[str]:
         """The names of a classifier's classes, in the order of ``predict_proba``; empty for other models."""
         return list((read_fingerprint(self.folder) or {}).get("classes", ()))
+
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        """The words of a topic model, in the order of counts; empty for other models, and without names."""
+        return list((read_fingerprint(self.folder) or {}).get("vocabulary") or ())
 
     @cached_property
     def module(self) -> GreedyPolicy | ClassProbabilities:
@@ -300,14 +302,22 @@ class TrainedModel:
         document's shares of the topics, for a topic model.
 
         observation: uint8 images [B, C, H, W] or one [C, H, W], rows [B, D] or one [D], or counts [B, V] or
-            [V] of the words of the run's vocabulary, NumPy or a tensor.
+            [V] of the words of the run's vocabulary, NumPy or a tensor. For a topic model also a text or a
+            list of texts, or a sparse matrix of counts (scipy's); a document without a word of the vocabulary
+            has the mean of the prior.
         Raises Refusal for a model that predicts nothing, and observations of another shape.
         """
         if not self._predicts:
             is_what = "an agent. Use act." if self._acts else "no classifier. Use evaluate, or export."
             raise Refusal(f"{self.run.learner.name} is {is_what}")
-        given = array_of(without_tensors(observation))
         shape = tuple(self.spec.observation_shape)
+        world: Any = self.run.world
+        if hasattr(world, "texts"):
+            documents = documents_of(observation, self.vocabulary, shape[0], world.bigrams)
+            if documents is not None:
+                shares: npt.NDArray[Any] = self.estimate().transform(documents)
+                return shares[0] if isinstance(observation, str) else shares
+        given = array_of(without_tensors(observation))
         if given is None or given.shape[-len(shape) :] != shape or given.ndim - len(shape) not in (0, 1):
             kind = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
             from_files = hasattr(self.run.world, "images")
@@ -321,8 +331,7 @@ class TrainedModel:
         if self._has_estimate:
             probabilities = self.estimate().probabilities(rows)
         else:
-            with torch.no_grad():
-                probabilities = self.module(torch.from_numpy(rows))[0].numpy()
+            probabilities = cast(ClassProbabilities, self.module).in_batches(torch.from_numpy(rows)).numpy()
         return probabilities[0] if is_single else probabilities
 
     def estimate(self) -> Any:
@@ -385,14 +394,3 @@ class TrainedModel:
         for name, replica in self._learner.replicas.items():
             tensors |= {f"{name}.{key}": values for key, values in tensors_of(replica).items()}
         return tensors
-
-
-def _in_float32(run: Run) -> Run:
-    """``run`` with a learner that computes in float32, where it has the choice."""
-    learner: Any = run.learner
-    if isinstance(getattr(learner, "precision", None), str):  # a mixture's is a number, of its prior
-        learner = dataclasses.replace(learner, precision="float32")
-    elif isinstance(getattr(getattr(learner, "policy", None), "precision", None), str):
-        policy = dataclasses.replace(learner.policy, precision="float32")
-        learner = dataclasses.replace(learner, policy=policy)
-    return dataclasses.replace(run, learner=learner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.tokens import Tokens, WordCounter
 from murmurate.errors import Refusal
 
 
@@ -38,6 +40,37 @@ def array_of(observation: Any) -> npt.NDArray[Any] | None:
     except ValueError:  # the parts differ in shape
         return None
     return None if array.dtype == object else array
+
+
+def documents_of(observation: Any, vocabulary: Sequence[str], size: int, bigrams: bool) -> Corpus | None:
+    """A text, texts, or a sparse matrix of counts [D, V], as documents over the words of a run; None for
+    anything else.
+
+    vocabulary: the run's words; empty if it knows their numbers alone. size: V. Raises Refusal for a matrix
+    of another width, and for texts without a vocabulary.
+    """
+    if hasattr(observation, "tocsr"):
+        corpus = Corpus.from_scipy(observation)
+        if corpus.vocabulary_size != size:
+            raise Refusal(
+                f"the matrix has {corpus.vocabulary_size:,} columns, and the model's vocabulary {size:,} "
+                "words. Count these words: CountVectorizer(vocabulary=model.vocabulary)."
+            )
+        return corpus
+    texts = [observation] if isinstance(observation, str) else observation
+    if getattr(texts, "ndim", 1) != 1 or not hasattr(texts, "__len__") or not len(texts):
+        return None
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    if not vocabulary:
+        raise Refusal(
+            "the model was fitted without names of its words, so texts cannot be read. Give counts, or fit "
+            "anew with --vocabulary."
+        )
+    counter = WordCounter(Tokens(), vocabulary, bigrams=bigrams)
+    for text in texts:
+        counter.add(text)
+    return counter.finish()
 
 
 def mask_of(ended: Any, size: int) -> npt.NDArray[np.bool_]:

@@ -20,6 +20,9 @@ class Signature:
     outputs: tuple[str, ...]
 
 
+_BATCH = 250  # as in the evaluation of a classifier: with 224 pixels a pass takes some gigabytes
+
+
 class GreedyPolicy(nn.Module):
     """The greedy actions of an agent, as its ``act`` computes them.
 
@@ -101,6 +104,11 @@ class ClassProbabilities(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return (self.module(*inputs),)
+
+    def in_batches(self, observations: Tensor) -> Tensor:
+        """The probabilities [B, K], without gradients; the memory of a pass does not grow with B."""
+        with torch.no_grad():
+            return torch.cat([self.module(batch) for batch in torch.split(observations, _BATCH)])
 
     def example(self, batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         return (random_observations(self._spec, batch, generator),)

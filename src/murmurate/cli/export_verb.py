@@ -27,7 +27,9 @@ def add_verb(verbs: Any) -> None:
         "greedy actions, and is compared with the model on random observations",
     )
     export.add_argument(
-        "--best", action="store_true", help="with --to: the best checkpoint instead of the last"
+        "--best",
+        action="store_true",
+        help="with --to: the best checkpoint instead of the last (of runs on simulators only)",
     )
     export.add_argument("--csv", type=Path, metavar="FILE", help="a row for each record of metrics.jsonl")
     export.add_argument("--parquet", type=Path, metavar="FILE", help="the same, for data frames")

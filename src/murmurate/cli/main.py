@@ -142,6 +142,8 @@ def _name_first(arguments: Sequence[str]) -> list[str]:
     verb, *rest = arguments
     if verb == "topics" and rest[:1] == ["fit"]:
         return [verb, *_name_first(rest)]
+    if verb == "topics":
+        return [verb, *topics_verbs.with_values(rest)]
     if verb not in ("train", "tune", "resume", "simulate", "plan", "fit"):
         return [verb, *rest]
     if verb not in ("resume", "fit", "plan") and any(word.partition("=")[0] == "--env" for word in rest):

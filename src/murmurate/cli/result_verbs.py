@@ -32,7 +32,11 @@ def add_verbs(verbs: Any) -> None:
     count = number_argument(PositiveInt)
     evaluate.add_argument("--episodes", type=count, help=_EPISODES)
     evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
-    evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
+    evaluate.add_argument(
+        "--best",
+        action="store_true",
+        help="the best checkpoint instead of the last (of runs on simulators only)",
+    )
     seed_help = "of the games, or of the draw of test images"
     evaluate.add_argument("--seed", type=number_argument(Seed), help=seed_help)
     evaluate.add_argument(

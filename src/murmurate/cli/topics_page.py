@@ -81,12 +81,13 @@ def _samples(fitted: FittedTopics, most: int) -> list[list[dict[str, Any]]]:
     sampled = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _MOST_DOCUMENTS)).astype(np.int64))
     shares = fitted.topics.transform(corpus.select(sampled))
     top_rows = np.argsort(-shares, axis=0, kind="stable")[:most].T  # [K, most]
+    has_names = texts is not None and texts.has_names
     documents = {} if texts is None else texts.pick(numbers[sampled[top_rows]].ravel().tolist())
 
     def sample(row: int, topic: int) -> dict[str, Any]:
         number = int(numbers[sampled[row]])
         document = documents.get(number)
-        name = f"document {number}" if document is None else document.name
+        name = document.name if has_names and document is not None else f"document {number}"
         text = "" if document is None else _excerpt(document.text)
         return {"name": name, "share": float(shares[row, topic]), "text": text}
 

@@ -78,13 +78,12 @@ def add_verbs(verbs: Any) -> None:
 def _add_reading_options(verb: argparse.ArgumentParser) -> None:
     """Options for reading the corpus; without them the run's own corpus is read as in training."""
     verb.add_argument("--kind", help="kind of file: docs/corpora.md lists them (default: detected)")
-    verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out damaged lines")
-    verb.add_argument(
-        "--one-based", type=bool_argument, metavar="true|false", help="whether word ids begin at 1"
-    )
-    verb.add_argument(
-        "--transpose", action="store_true", default=None, help="the matrix is [words, documents]"
-    )
+    for name, about in (
+        ("--skip-bad", "leave out damaged lines (without a value: true)"),
+        ("--one-based", "whether word ids begin at 1"),
+        ("--transpose", "the matrix is [words, documents] (without a value: true)"),
+    ):
+        verb.add_argument(name, type=bool_argument, metavar="true|false", help=about)
     verb.add_argument(
         "--vocabulary",
         help="a file with a word in each line (default: the run's for text, else the one beside the corpus)",
@@ -102,6 +101,21 @@ def _add_reading_options(verb: argparse.ArgumentParser) -> None:
         "--name-column", help="column of such a file with the documents' names (default: numbers)"
     )
     verb.add_argument("--cache", help="folder for the converted corpus (default: the corpus's folder)")
+
+
+def with_values(words: list[str]) -> list[str]:
+    """``--skip-bad`` and ``--transpose`` as ``--skip-bad=true``; a value may follow them, as in ``topics
+    fit``, and argparse would take any word that follows for it."""
+    joined: list[str] = []
+    for word in words:
+        if word.lower() in ("true", "false") and joined and joined[-1] in _TRUE_ALONE:
+            joined[-1] = f"{joined[-1].partition('=')[0]}={word}"
+        else:
+            joined.append(f"{word}=true" if f"{word}=true" in _TRUE_ALONE else word)
+    return joined
+
+
+_TRUE_ALONE = ("--skip-bad=true", "--transpose=true")
 
 
 def _lazy(module: str, name: str) -> Callable[[argparse.Namespace, list[str]], Any]:

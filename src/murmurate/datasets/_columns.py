@@ -25,13 +25,13 @@ def column_values(
 ) -> Iterator[tuple[str, str]]:
     """(name, text) of each record of a ``csv`` or ``jsonl`` file; the text is "" where there is none.
 
-    name: the value of ``name_column``, or the record's number, from 1. column: column of the text; may be
+    name: the value of ``name_column``, or the record's number, from 0. column: column of the text; may be
     None if the file has one column. Raises Refusal for a column that the first record lacks, or for none of
     several; the message lists the columns. Errors in records go to ``errors``.
     """
     records = _csv(path, (column, name_column), errors) if kind == "csv" else _jsonl(path, errors)
     chosen: str | None = None
-    for number, (line, record) in enumerate(records, 1):
+    for number, (line, record) in enumerate(records):
         if chosen is None and record:
             chosen = _text_column(path, record, column, name_column)
         name = number if name_column is None else record.get(name_column)

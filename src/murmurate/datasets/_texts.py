@@ -19,7 +19,7 @@ from murmurate.errors import Refusal
 
 
 class Document(NamedTuple):
-    """name: name of its file, or its number from 1; UTF-8 can hold it. text: "" for a document with an
+    """name: name of its file, or its number from 0; UTF-8 can hold it. text: "" for a document with an
     error."""
 
     name: str
@@ -49,7 +49,7 @@ class TextSource:
         elif self.kind == "text":
             with Lines(self.path, errors) as lines:
                 for number, line in lines.numbered():
-                    yield Document(str(number), _decode(number, line, errors))
+                    yield Document(str(number - 1), _decode(number, line, errors))
         else:
             values = _columns.column_values(self.path, self.kind, self.column, self.name_column, errors)
             for name, text in values:
@@ -65,7 +65,7 @@ class TextSource:
         if self.path.is_dir():
             return (_name_of(file, self.path) for file in files_of(self.path, self.kind))
         if self.name_column is None:
-            return map(str, count(1))
+            return map(str, count())
         return (document.name for document in self.documents(RecordErrors(self.path, skip=True)))
 
     def pick(self, numbers: Iterable[int]) -> dict[int, Document]:

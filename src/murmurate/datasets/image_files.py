@@ -105,13 +105,18 @@ def read_images(
     """
     paths = [os.fspath(path) for path in ([files] if isinstance(files, str | os.PathLike) else files)]
     pixels = np.empty((len(paths), size, size, 3), np.uint8)
-    for path, into in zip(paths, pixels, strict=True):
-        try:
-            with refuse_unreadable(path):
-                _decode_centre(Place(path, 0, os.stat(path).st_size), shortest, into)
-        except ImageError as error:
-            raise Refusal(f"{path}: {error.args[1]}. Restore it, or leave it out.") from error
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        for _ in threads.map(lambda path, into: _read_file(path, shortest, into), paths, pixels):
+            pass  # raises what a thread raised, for the first of the files
     return pixels.transpose(0, 3, 1, 2)
+
+
+def _read_file(path: str, shortest: int, into: NDArray[np.uint8]) -> None:
+    try:
+        with refuse_unreadable(path):
+            _decode_centre(Place(path, 0, os.stat(path).st_size), shortest, into)
+    except ImageError as error:
+        raise Refusal(f"{path}: {error.args[1]}. Restore it, or leave it out.") from error
 
 
 def _decode_centre(place: Place, shortest: int, into: NDArray[np.uint8]) -> None:

@@ -23,11 +23,12 @@ from murmurate.datasets.image_set import ImageData, digest_of, refuse_unlearned
 from murmurate.errors import Refusal, cause_of
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp")
 _IMAGES = tuple(suffix.encode() for suffix in SUFFIXES)
 # images that are not decoded; to pass over them in silence would change the data set
 _OTHER_IMAGES = (".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".heic", ".avif")
 _ALL_IMAGES = SUFFIXES + _OTHER_IMAGES
+_NO_ENDING = "file without an image's ending"  # a cause
 _VALIDATION = ("val", "valid", "validation")
 _PARTS = ("train", *_VALIDATION, "test")
 _OTHER_PARTS = {"training": "train", "testing": "test"}  # names that are refused, and the right ones
@@ -200,7 +201,7 @@ def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[st
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
             continue
-        files = sorted(_files(folder / name, os.fsencode(name), above))
+        files = sorted(_files(folder / name, os.fsencode(name), above, skipped))
         if not files:
             empty_classes.append(name)
         for file, size in files:
@@ -230,10 +231,12 @@ def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[st
     )
 
 
-def _files(folder: Path, prefix: bytes, above: tuple[str, ...]) -> Iterator[tuple[bytes, int]]:
+def _files(
+    folder: Path, prefix: bytes, above: tuple[str, ...], skipped: Counter[str]
+) -> Iterator[tuple[bytes, int]]:
     """(relative path, size) of the image files in the folder of a class and in folders within it, those of
-    other types included. above: real paths of the folders that are being read. Raises Refusal for a loop of
-    symbolic links."""
+    other types included. above: real paths of the folders that are being read. skipped: counts the other
+    files. Raises Refusal for a loop of symbolic links."""
     real = os.path.realpath(folder) if folder.is_symlink() else os.path.join(above[-1], folder.name)
     if any(f"{path}/".startswith(f"{real.rstrip('/')}/") for path in above):
         raise _loop(str(folder), real)
@@ -243,9 +246,13 @@ def _files(folder: Path, prefix: bytes, above: tuple[str, ...]) -> Iterator[tupl
             if is_clutter(entry.name):
                 continue
             if entry.is_dir():
-                yield from _files(Path(entry.path), name, (*above, real))
-            elif entry.name.lower().endswith(_ALL_IMAGES) and entry.is_file():
+                yield from _files(Path(entry.path), name, (*above, real), skipped)
+            elif not entry.is_file():
+                continue
+            elif entry.name.lower().endswith(_ALL_IMAGES):
                 yield name, entry.stat().st_size
+            else:
+                skipped[_NO_ENDING] += 1
 
 
 def _loop(link: str, target: str) -> Refusal:

@@ -8,7 +8,7 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,20 +77,24 @@ class Table:
                     "Leave such rows out, or fill them in."
                 )
         if len(self) and not varies.all():
-            raise Refusal(f"Column {int(varies.argmin())} (from 0) is the same in every row. Leave it out.")
+            raise Refusal(
+                f"Column {int(varies.argmin())} (from 0) is the same in every row. Leave it out "
+                "(--world.columns names those that are taken)."
+            )
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, columns: Sequence[str] = ()) -> Table:
     """The table in an ``.npy`` file (memory-mapped), ``.npz`` file (with one array) or text file (gzip or
     not).
 
     Text has one row on each line, with commas, semicolons, tabs or spaces between numbers, which may be
-    quoted, and optionally a first line with the names of the columns. Raises Refusal that names the line or
-    row with an error.
+    quoted, and optionally a first line with the names of the columns. columns: the columns to take, in this
+    order, by their names or numbers (from 0); others may hold anything. Raises Refusal that names the line or
+    row with an error, or a column that is not there.
     """
     refuse_special(path)
     try:
-        table = Table(_read(path))
+        table = Table(_read(path, columns))
         if not len(table):
             raise Refusal("it has no row.")
         table.check()
@@ -110,15 +114,16 @@ def read_table(path: Path) -> Table:
     return table
 
 
-def _read(path: Path) -> NDArray[Any]:
+def _read(path: Path, columns: Sequence[str]) -> NDArray[Any]:
     if path.suffix == ".npy":
-        return _as_columns(np.load(path, mmap_mode="r", allow_pickle=False))
+        return _as_columns(np.load(path, mmap_mode="r", allow_pickle=False), columns)
     if path.suffix == ".npz":
         arrays = load_arrays(path)
         if len(arrays) != 1:
             raise Refusal(f"it holds {list(arrays)}; a table's file holds one array.")
-        return _as_columns(next(iter(arrays.values())))
-    layout = _layout(path)
+        return _as_columns(next(iter(arrays.values())), columns)
+    layout = _layout(path, {column for column in columns if not _is_number(column)})
+    chosen = _chosen(columns, layout.names or [str(k) for k in range(layout.columns)])
     try:
         with warnings.catch_warnings(), _text(path) as lines:
             warnings.filterwarnings("ignore", message=".*input contained no data")
@@ -127,19 +132,35 @@ def _read(path: Path) -> NDArray[Any]:
                 delimiter=layout.separator,
                 quotechar='"',
                 skiprows=layout.skipped,
+                usecols=chosen or None,
                 ndmin=2,
                 dtype=np.float64,
             )
     except ValueError as error:  # counts rows, and knows no names of columns
         row = re.search(r"at row (\d+)", str(error))
-        if fault := _first_fault(path, layout, int(row[1]) if row else 0):
+        if fault := _first_fault(path, layout, chosen, int(row[1]) if row else 0):
             raise Refusal(fault) from error
         raise
 
 
-def _as_columns(values: NDArray[Any]) -> NDArray[Any]:
-    """A vector [n] as one column [n, 1]; a matrix as it is."""
-    return values[:, None] if values.ndim == 1 else values
+def _as_columns(values: NDArray[Any], columns: Sequence[str]) -> NDArray[Any]:
+    """A vector [n] as one column [n, 1]; of a matrix the ``columns``, or all."""
+    if not columns or values.ndim != 2:
+        return values[:, None] if values.ndim == 1 else values
+    return values[:, _chosen(columns, [str(k) for k in range(values.shape[1])])]
+
+
+def _chosen(columns: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The numbers of ``columns``, each a name or, where no column has it, a number from 0. Raises Refusal."""
+    numbers = {**{str(k): k for k in range(len(names))}, **{name: k for k, name in enumerate(names)}}
+    if missing := [column for column in columns if column not in numbers]:
+        raise Refusal(
+            f"it has no column {missing[0]!r}. Its columns: {', '.join(names)}. Choose some by their names, "
+            "or numbers from 0: --world.columns."
+        )
+    if doubled := [column for column in columns if names.count(column) > 1]:
+        raise Refusal(f"{names.count(doubled[0])} columns are called {doubled[0]!r}. Rename them.")
+    return [numbers[column] for column in columns]
 
 
 @contextlib.contextmanager
@@ -157,14 +178,16 @@ def _text(path: Path) -> Iterator[TextIO]:
 
 class _Layout(NamedTuple):
     """separator: what is between numbers; None: spaces. skipped: number of lines before the first row.
-    names: of the columns, where the file has them."""
+    names: of the columns, where the file has them. columns: the number of columns of the first row."""
 
     separator: str | None
     skipped: int
     names: list[str]
+    columns: int = 0
 
 
-def _layout(path: Path) -> _Layout:
+def _layout(path: Path, named: set[str]) -> _Layout:
+    """named: names of columns: a first line with one of them is a header, whatever else is in it."""
     header = _Layout(None, 0, [])
     header_line = ""
     with _text(path) as lines:
@@ -175,8 +198,8 @@ def _layout(path: Path) -> _Layout:
             cells = _cells(line, separator)
             if not cells:
                 continue
-            if not header_line and any(map(_is_number, cells)):
-                return _Layout(separator, number, [])
+            if not header_line and any(map(_is_number, cells)) and named.isdisjoint(cells):
+                return _Layout(separator, number, [], len(cells))
             if header_line:
                 # a # that is a part of a name was taken for the beginning of a comment
                 if separator is not None and separator in header_line and len(cells) != len(header.names):
@@ -202,10 +225,11 @@ def _cells(line: str, separator: str | None) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([text], delimiter=separator))]
 
 
-def _first_fault(path: Path, layout: _Layout, near: int) -> str:
+def _first_fault(path: Path, layout: _Layout, chosen: list[int], near: int) -> str:
     """What is wrong in the first line that is no row of numbers, and what to do; empty if there is none.
 
-    near: the row, to within one, at which numpy stopped: rows before it are only counted.
+    chosen: the numbers of the columns that are read; empty: all. near: the row, to within one, at which numpy
+    stopped: rows before it are only counted.
     """
     fault, columns, rows = "", 0, 0
     with _text(path) as lines:
@@ -219,7 +243,7 @@ def _first_fault(path: Path, layout: _Layout, near: int) -> str:
             columns = columns or len(cells)
             if cells and len(cells) != columns:
                 fault = f"the number of values is {len(cells)}, and of columns {columns}. Correct this line."
-            elif wrong := [k for k, cell in enumerate(cells) if not _is_number(cell)]:
+            elif wrong := [k for k in chosen or range(len(cells)) if not _is_number(cells[k])]:
                 fault = _fault_of(cells[wrong[0]], wrong[0], layout.names)
             if fault:
                 return f"{path}, line {number}: {fault}"
@@ -236,8 +260,8 @@ def _fault_of(cell: str, column: int, names: list[str]) -> str:
     if all(map(_is_number, cell.replace(",", ".").replace(";", " ").split())):
         return f"{place} is {shown}. If commas stand for decimal points, write points, as in 1.5."
     return (
-        f"{place} is {shown}, which is no number. Leave the column out, or write it as numbers, such as a "
-        "column of 0 and 1 for each category."
+        f"{place} is {shown}, which is no number. Leave the column out (--world.columns names those that are "
+        "taken), or write it as numbers, such as a column of 0 and 1 for each category."
     )
 
 

@@ -25,7 +25,8 @@ from murmurate.spec import EnvSpec, World
 class TableWorld(World):
     """Rows of numbers in a file (``.npy``, ``.npz``, or text such as ``.csv``), and which rows are held out.
 
-    path: path of the file. validation, test: rows held out, as a number or, below 1, as a share.
+    path: path of the file. columns: the columns that are taken, in this order, by their names or numbers
+        (from 0); none: all. validation, test: rows held out, as a number or, below 1, as a share.
     split_seed: seed of the random choice of rows that are held out.
     """
 
@@ -33,6 +34,7 @@ class TableWorld(World):
     validation: NonNegativeFloat = 0.02
     test: NonNegativeFloat = 0.05
     split_seed: Seed = 0
+    columns: tuple[str, ...] = field(default=(), metadata={"since": 9})
 
     name: ClassVar[str] = "table"
     unit: ClassVar[str] = "rows"
@@ -43,7 +45,7 @@ class TableWorld(World):
 
     def load(self) -> Table:
         """All rows. Raises Refusal for a file that cannot be read."""
-        return _read(self.path, state_of(self.path))
+        return _read(self.path, self.columns, state_of(self.path))
 
     def divided(self) -> Split:
         table = self.load()
@@ -76,11 +78,11 @@ class TableWorld(World):
 
 
 @functools.lru_cache(maxsize=2)
-def _read(path: str, state: str) -> Table:
+def _read(path: str, columns: tuple[str, ...], state: str) -> Table:
     """state: ``state_of`` the file, for the cache: a changed file is read again."""
     if not path:
         raise Refusal(
             "say which table: murmurate train table-gmm --world.path TABLE (world={'path': 'TABLE'} in "
             "Python)."
         )
-    return read_table(Path(path))
+    return read_table(Path(path), columns)

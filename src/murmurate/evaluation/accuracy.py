@@ -7,13 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from murmurate.datasets.interface import DataSet
 from murmurate.errors import Refusal
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
 from murmurate.workloads.image_classifier import ClassifierLearner
 
-_FIGURES = ("accuracy", "accuracy_stderr", "top5_accuracy", "test_loss")
+_BY_CLASS = ("balanced_accuracy", "class_recall", "confusion")
+_FIGURES = ("accuracy", "accuracy_stderr", "top5_accuracy", "test_loss", *_BY_CLASS)
 _TOP = 5  # of fewer classes, or as many, each image's is among the so many most probable ones
+_MOST_CONFUSED = 100  # classes of a confusion matrix
+_UNEQUAL = 0.01  # difference between accuracy and balanced accuracy that the sentence mentions
 
 
 @dataclass(frozen=True)
@@ -36,16 +44,22 @@ class Accuracy(Evaluation):
     }
 
     def evaluate(self, learner: ClassifierLearner, context: EvalContext) -> dict[str, Any]:
-        """Figures: accuracy, accuracy_stderr (binomial), top5_accuracy, test_loss (nats), classes,
-        test_images (classified), test_images_found (in the data set), test_images_skipped (left out because
-        they could not be read); validation_accuracy, validation_loss (nats), validation_images (classified).
-        ``context.count``: classify so many test and so many validation images, drawn at random."""
+        """Figures: accuracy, accuracy_stderr (binomial), top5_accuracy, test_loss (nats), those of
+        ``_by_class``, classes, test_images (classified), test_images_found (in the data set),
+        test_images_skipped (left out because they could not be read); validation_accuracy, validation_loss
+        (nats), validation_images (classified). ``context.count``: classify so many test and so many
+        validation images, drawn at random."""
         if context.count is not None and context.count < 1:
             raise Refusal(f"{context.count} images are to be classified; take at least one.")
         _, validation, test = cast(DataSet, context.world).divided()
         found = len(test)
         chosen = found if context.count is None else min(context.count, found)
-        figures = learner.figures(test, context.count, context.seed)
+        batches: list[Tensor] = []  # labels and most probable classes [2, B]
+
+        def seen(labels: Tensor, logits: Tensor) -> None:
+            batches.append(torch.stack([labels, logits.topk(1, 1).indices[:, 0]]).cpu())
+
+        figures = learner.figures(test, context.count, context.seed, seen=seen)
         validated = learner.figures(validation, context.count, context.seed)
         count = int(figures["images"])
         numbers = {
@@ -60,11 +74,13 @@ class Accuracy(Evaluation):
         if not count:
             return dict.fromkeys(_FIGURES) | numbers
         accuracy = figures["accuracy"]
+        labels, predicted = torch.cat(batches, 1).numpy()
         return numbers | {
             "accuracy": accuracy,
             "accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / count),
             "top5_accuracy": figures["top5_accuracy"],
             "test_loss": figures["loss"],
+            **_by_class(labels, predicted, learner.classes),
         }
 
     def sentence(self, figures: Mapping[str, Any]) -> str:
@@ -74,5 +90,28 @@ class Accuracy(Evaluation):
         found = figures.get("test_images_found", count)  # runs of earlier versions have no such figure
         of_all = "" if found == count else f" of {found:,}"
         broken = f" ({skipped:,} could not be read)" if skipped else ""
-        top = f" (top 5: {figures['top5_accuracy']:.2%})" if figures.get("classes", _TOP + 1) > _TOP else ""
-        return f"Accuracy on {count:,}{of_all} test images{broken}: {figures['accuracy']:.2%}{top}"
+        more = []
+        if figures.get("classes", _TOP + 1) > _TOP:
+            more.append(f"top 5: {figures['top5_accuracy']:.2%}")
+        balanced = figures.get("balanced_accuracy")
+        if balanced is not None and abs(balanced - figures["accuracy"]) >= _UNEQUAL:
+            more.append(f"mean over the classes: {balanced:.2%}")
+        brackets = f" ({'; '.join(more)})" if more else ""
+        return f"Accuracy on {count:,}{of_all} test images{broken}: {figures['accuracy']:.2%}{brackets}"
+
+
+def _by_class(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> dict[str, Any]:
+    """class_recall: of the images of each class [K], the share that is classified correctly; None for a
+    class without test images. balanced_accuracy: the mean of these shares. confusion: [K, K], the number of
+    images by class (row) and most probable class (column); None for more than 100 classes."""
+    images = np.bincount(labels, minlength=classes)
+    right = np.bincount(labels[labels == predicted], minlength=classes)
+    confusion = None
+    if classes <= _MOST_CONFUSED:
+        pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
+        confusion = pairs.reshape(classes, classes).tolist()
+    return {
+        "balanced_accuracy": float((right[images > 0] / images[images > 0]).mean()),
+        "class_recall": [r / n if n else None for r, n in zip(right.tolist(), images.tolist(), strict=True)],
+        "confusion": confusion,
+    }

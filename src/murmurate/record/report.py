@@ -25,6 +25,7 @@ from murmurate.record.runs import RecordedRun, open_run
 from murmurate.record.score_sections import score_sections
 from murmurate.record.stored import UNSOUND, output
 
+_LONGEST_LIST = 500  # letters of a list on the page; longer ones (a confusion matrix) are in summary.json
 _FACTS = (
     "env_steps", "frames", "updates", "wall_seconds", "env_steps_per_second", "train_return_mean",
     "eval_return_mean", "eval_return_stderr", "eval_success_rate", "best_eval_return_mean", "episodes",
@@ -235,7 +236,8 @@ def _details(run: RecordedRun) -> list[tuple[str, str]]:
         for key, value in fields.items():
             if key not in ("command", "events") and value is not None:
                 text = _fields(value, number) if isinstance(value, dict) else _text(value, number)
-                rows.append((key.replace("_", " "), text))
+                if not isinstance(value, list) or len(text) <= _LONGEST_LIST:
+                    rows.append((key.replace("_", " "), text))
     return rows
 
 

@@ -7,6 +7,9 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from murmurate.datasets._image_decoding import opencv
 from murmurate.datasets.image_augmentation import DRAWS, Augmentation
 from murmurate.datasets.image_draws import image_draws
@@ -52,13 +55,15 @@ class ImageSourceConfig(SourceConfig):
     def memory_bytes(self, run: RunView) -> int:
         """Memory of the images, or of the index of images in files, of the mini-batches that are decoded
         ahead, and of the processes. Raises Refusal for an augmentation that these images cannot have."""
-        shape = run.world.spec().observation_shape
+        spec = run.world.spec()
+        shape = spec.observation_shape
         self.augment.check(shape)
         split = cast(DataSet, run.world).divided()
         # the parts of a split may share one set of images, which is in memory once
         image_sets = {id(x): x for x in (getattr(part, "all_examples", part) for part in split)}
         set_bytes = sum(image_set.nbytes for image_set in image_sets.values())
         images = split.train.all_examples
+        _warn_of_unlearned(images.labels[split.train.indices], spec.actions)
         if images.encoded is None:
             padding = 2 * self.augment.padding
             padded_size = shape[0] * (shape[1] + padding) * (shape[2] + padding)
@@ -93,6 +98,19 @@ class ImageSourceConfig(SourceConfig):
         opencv()  # if the package is missing, it raises here rather than in a process
         settings = WorkerSettings(0, self._layout(run, images), 0, self.augment, images.shortest, key)
         return EncodedImageSource(images, train.indices, order, settings, context.rank)
+
+
+def _warn_of_unlearned(labels: NDArray[np.int64], classes: int) -> None:
+    """Warn of classes without a training image: a draw of held-out images may take all of a class.
+    labels: those of the training images. classes: number of classes of the data set."""
+    unlearned = np.setdiff1d(np.arange(classes), labels)
+    if len(unlearned):
+        warnings.warn(
+            f"{len(unlearned):,} of {classes:,} classes have no training image (the first is number "
+            f"{unlearned[0]}, from 0, in their order), so they will not be recognised. Add images, or hold "
+            "out fewer or others: --world.validation, --world.test, --world.split-seed.",
+            stacklevel=2,
+        )
 
 
 def _warn_of_small_crops(images: ImageFiles, augment: Augmentation) -> None:

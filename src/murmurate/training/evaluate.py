@@ -106,15 +106,14 @@ def evaluate_folder(
     which: ``last`` or ``best``. sample: draw actions from the policy, instead of the most probable ones.
     Raises Refusal if there is no such checkpoint, and as ``figures``.
     """
-    checkpoint_folder, learner = checkpoint.best(folder / "checkpoints"), None
-    alone = _is_idle(folder)
+    learner, alone = None, _is_idle(folder)
     if which == "last":
         device, _ = _place(run, alone)
         checkpoint_folder, learner = checkpoint.load_newest(
             folder / "checkpoints", lambda path: load_agent(run, path, device)
         )
-    elif (problem := checkpoint.damage(checkpoint_folder)) is not None:
-        raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
+    else:
+        checkpoint_folder = best_checkpoint(run, folder, "--best")
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
     result = figures(
@@ -128,6 +127,21 @@ def evaluate_folder(
         **result,
         "video": None if film is None else str(film),
     }
+
+
+def best_checkpoint(run: Run, folder: Path, option: str) -> Path:
+    """The best checkpoint of a run's folder. option: what asked for it, for the message of the Refusal if
+    there is none that can be used."""
+    path = checkpoint.best(folder / "checkpoints")
+    problem = checkpoint.damage(path)
+    if problem is None:
+        return path
+    if not run.evaluation.plays and not path.exists():
+        problem = (
+            f"{run.recipe} keeps no best checkpoint: it has no returns to choose one by, and the figures of "
+            "test data must not choose it, as they would then be biased."
+        )
+    raise Refusal(f"{problem} Use the last checkpoint instead: leave out {option}.")
 
 
 def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | None = None) -> Path:

@@ -234,10 +234,12 @@ class ClassifierLearner:
         count: int | None = None,
         seed: int = 0,
         group: Group | None = None,
+        seen: Callable[[Tensor, Tensor], None] = lambda labels, logits: None,
     ) -> dict[str, float]:
         """accuracy and top5_accuracy (from 0 to 1) and loss (nats) on ``count`` examples, drawn at random by
         ``seed`` (None: on all), and ``images``, the number of these that could be read. group: replicas that
-        share the work; each must call this."""
+        share the work; each must call this. seen: is called with the labels [B] and logits [B, K] of each
+        batch that this replica evaluates."""
         chosen = _drawn(len(examples), count, seed)
         starts = range(0, max(len(chosen), 1), _EVALUATION_BATCH)
 
@@ -248,6 +250,7 @@ class ClassifierLearner:
             if not len(batch.labels):  # all of them are broken, and left out
                 return torch.zeros(4, dtype=torch.float64)
             logits, labels = self.logits(batch.images).float(), batch.labels.to(self.device)
+            seen(labels, logits)
             loss = classification_loss(logits, labels) * len(labels)
             hit_counts = [hits(logits, labels, top=top).sum() for top in (1, 5)]
             return torch.stack([*hit_counts, loss, loss.new_tensor(len(labels))]).double().cpu()
