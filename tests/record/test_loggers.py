@@ -12,8 +12,8 @@ import murmurate
 from murmurate.record.loggers import check_loggers, open_loggers
 
 RECORD: dict[str, Any] = {
-    "time_seconds": 1.5, "env_steps": 640, "updates": 10, "replica": 1, "loss": 0.5, "entropy": None,
-    "not_finite": ["entropy"], "episode_returns": [[9.0, 9], [11.0, 11]],
+    "time_seconds": 1.5, "env_steps": 160, "total_env_steps": 640, "updates": 10, "replica": 1, "loss": 0.5,
+    "entropy": None, "not_finite": ["entropy"], "episode_returns": [[9.0, 9], [11.0, 11]],
 }  # fmt: skip
 EVALUATION = {"time_seconds": 1.75, "env_steps": 640, "kind": "evaluation", "eval_return_mean": 12.0}
 CONFIG = {"recipe": "cartpole-a2c", "agent": {"name": "a2c", "learning_rate": 1e-3}, "loggers": ["mlflow"]}

@@ -59,6 +59,13 @@ def _tagged_numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(f"{prefix}/{tag}", value) for tag, value in scalars(record)]
 
 
+def _step_of(record: Mapping[str, Any]) -> int:
+    """The step of TensorBoard."""
+    from murmurate.record.tensorboard import step_of
+
+    return step_of(record)
+
+
 def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The leaves of nested ``config``, named by their path with dots, as in ``agent.discount``."""
     flat: dict[str, Any] = {}
@@ -98,8 +105,8 @@ class WeightsAndBiases(Callback):
         self._run.define_metric("*", step_metric="env_steps")
 
     def on_record(self, record: Mapping[str, Any]) -> None:
-        counters = {name: record[name] for name in ("env_steps", "updates", "time_seconds") if name in record}
-        self._run.log(counters | dict(_tagged_numbers(record)))
+        counters = {name: record[name] for name in ("updates", "time_seconds") if name in record}
+        self._run.log(counters | {"env_steps": _step_of(record)} | dict(_tagged_numbers(record)))
 
     def on_evaluation(self, record: Mapping[str, Any]) -> None:
         counters = {name: record[name] for name in ("env_steps", "time_seconds") if name in record}
@@ -150,7 +157,7 @@ class MLflow(Callback):
     def _log(self, values: Sequence[tuple[str, float]], record: Mapping[str, Any]) -> None:
         from mlflow.entities import Metric
 
-        milliseconds, step = int(time.time() * 1000), int(record.get("env_steps") or 0)
+        milliseconds, step = int(time.time() * 1000), _step_of(record)
         metrics = [Metric(name, value, milliseconds, step) for name, value in values]
         for start in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
