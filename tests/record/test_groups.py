@@ -217,6 +217,25 @@ def test_reference_return_and_when_it_was_reached(tmp_path: Path) -> None:
     assert groups.reference_return(grouped([short]))[0] == 3.3
 
 
+def test_each_environment_has_a_reference_return_of_its_own(tmp_path: Path) -> None:
+    worlds = {"a": {"id": "Hopper-v5"}, "b": {"domain": "walker", "task": "run", "pixels": True}}
+    runs = [
+        open_run(
+            a_run(tmp_path / name, [line(10.0, 0, return_mean=top)], {"name": "solo"}, world=worlds[name])
+        )
+        for name, top in (("a", 1000.0), ("b", 30.0))
+    ]
+    found = groups.reference_returns(grouped(runs))
+    assert {world: value for world, (value, _) in found.items()} == {
+        "Hopper-v5": 1000,
+        "walker run pixels": 30,
+    }
+    table = comparison.table(grouped(runs))
+    assert ("to a return", "env steps, seconds") in table["heads"]
+    assert "Return 30 of walker run pixels: reached" in table["note"]
+    assert "not reached" not in [row["cells"][5][0] for row in table["rows"]]
+
+
 def test_a_peak_of_the_return_is_reached_at_its_env_steps_and_its_time(tmp_path: Path) -> None:
     """Of the points at which curves are computed, one is at the peak by env steps, and none is by time."""
     points = ((1.0, 1000, 0.0), (2.0, 2000, 100.0), (10.0, 4990, 0.0))

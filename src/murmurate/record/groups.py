@@ -39,6 +39,8 @@ _MAY_DIFFER = frozenset(
         "agent.name",
     }
 )
+# the settings of a world that say which environment or data set it is, in all packages' worlds
+_WORLD_NAMES = ("id", "game", "target", "scenario", "domain", "task", "level", "pixels", "path")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,20 @@ class RunGroup:
     index: int
     runs: tuple[RecordedRun, ...]
     is_single_run_page: bool = False
+
+    @property
+    def world(self) -> str:
+        """The environment or data set of the runs: only within one are returns and scores compared."""
+        stored = self.runs[0].run.get("world")
+        if not isinstance(stored, dict):
+            return ""
+        named = [(key, stored[key]) for key in _WORLD_NAMES if key in stored]
+        words = [
+            value if isinstance(value, str) else key if value is True else f"{key} {value}"
+            for key, value in named
+            if value not in ("", None) and value is not False
+        ]
+        return " ".join(words) or json.dumps(stored, sort_keys=True)
 
     def curve(self, key: str, axis: Axis) -> GroupCurve | None:
         """``key`` (mean over a run's replicas) over the part of ``axis`` that all runs with ``key`` have;
@@ -227,7 +243,8 @@ def bytes_per_update(run: RecordedRun) -> float | None:
 
 
 def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
-    """The return until which runs are timed, and a phrase that says why; None if no run recorded a return.
+    """The return until which runs of one world are timed, and a phrase that says why; None if no run recorded
+    a return.
 
     It is the largest ``stop_at_return`` of the runs, if any has one; else what at least half of the groups
     reached, rounded down to two significant digits.
@@ -244,6 +261,13 @@ def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
     # 3.3 / 0.1 is 32.99999999999999, and 33 * 0.1 is 3.3000000000000003, which nobody has reached
     rounded_down = min(math.floor(round(reached / step, 6)) * step, reached)
     return rounded_down, "reached by at least half of the strategies"
+
+
+def reference_returns(groups: Sequence[RunGroup]) -> dict[str, tuple[float, str]]:
+    """The ``reference_return`` of each world that has one."""
+    worlds = dict.fromkeys(group.world for group in groups)
+    found = {world: reference_return([g for g in groups if g.world == world]) for world in worlds}
+    return {world: reference for world, reference in found.items() if reference is not None}
 
 
 def reaches(run: RecordedRun, value: float) -> tuple[float, float] | None:
