@@ -97,6 +97,19 @@ def test_groups_that_differ_by_a_setting_that_one_lacks_are_told_apart_by_their_
     assert labels == [f"gala ({folder})" for folder in folders]
 
 
+def test_runs_that_start_from_several_seeds_of_one_run_are_a_group(tmp_path: Path) -> None:
+    initials = ("/runs/base/seed-0", "/runs/base/seed-12", "/runs/wide/seed-0", None)
+    runs = [
+        open_run(a_run(tmp_path / str(i), [line(1.0, 0)], {"name": "gala"}, initial=initial, seed=i))
+        for i, initial in enumerate(initials)
+    ]
+    assert [(group.label, len(group.runs)) for group in grouped(runs)] == [
+        ("gala, initial /runs/base/seed-*", 2),
+        ("gala, initial /runs/wide/seed-*", 1),
+        ("gala", 1),
+    ]
+
+
 def test_curve_is_the_mean_over_runs_where_all_have_records(tmp_path: Path) -> None:
     first = [line(t, i, return_mean=10.0 * t) for t in (1.0, 5.0) for i in (0, 1)]
     second = [line(t, i, return_mean=4.0 * t) for t in (2.0, 4.0) for i in (0, 1)]

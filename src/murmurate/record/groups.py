@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ _MAY_DIFFER = frozenset(
         "agent.name",
     }
 )
+_SEED = re.compile(r"(seed[-_]?)\d+")  # in the name of a folder
 # the settings of a world that say which environment or data set it is, in all packages' worlds
 _WORLD_NAMES = ("id", "game", "target", "scenario", "domain", "task", "level", "pixels", "path")
 
@@ -141,12 +143,18 @@ def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:
-    """The settings that all runs of a group share, flat: "recipe", "strategy.name", "strategy.period", ..."""
+    """The settings that all runs of a group share, flat: "recipe", "strategy.name", "strategy.period", ...
+
+    Runs that start from runs of several seeds share a setting, if the paths of these say so:
+    ``base/seed-3`` is ``base/seed-*``. Other paths may be of runs that were trained in another way.
+    """
     flat: dict[str, Any] = {"recipe": run.recipe, "replicas": run.replicas}
     for key, value in {**run.run, "strategy": run.strategy}.items():
         settings = value.items() if isinstance(value, dict) else [("", value)]
         for name, setting in settings:
             flat[f"{key}.{name}" if name else key] = setting
+    if isinstance(initial := flat.get("initial"), str):
+        flat["initial"] = _SEED.sub(r"\1*", initial)
     return {k: v for k, v in flat.items() if k not in _MAY_DIFFER and k.split(".")[0] not in _MAY_DIFFER}
 
 
