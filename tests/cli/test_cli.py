@@ -58,6 +58,31 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "field of another package, in a group": (["cartpole-ppo", "--agent.lr", "1"], "--agent.learning-rate?"),
     "one that is two": (["pendulum-td3", "--lr", "1"], "mean --agent.policy-rate and --agent.critic-rate?"),
     "one that is elsewhere": (["cartpole-dqn", "--buffer-size", "1"], "Did you mean --replay.capacity?"),
+    "another package's number of updates": (
+        ["pendulum-sac", "--gradient-steps", "1"],
+        "mean --replay.samples-per-insert? It is the number of updates per env step, times agent.batch.",
+    ),
+    "another package's size of a part": (
+        ["cartpole-ppo", "--batch-size", "64"],
+        "mean --agent.minibatches? It is the number of parts of a rollout: agent.steps x simulators /",
+    ),
+    "another package's env steps": (
+        ["cartpole-dqn", "--target-update-interval", "500"],
+        "mean --agent.target-every? It counts a learner's updates, not env steps.",
+    ),
+    "another package's share of the run": (
+        ["cartpole-dqn", "--exploration-fraction", "0.1"],
+        "mean --agent.explore-updates? It counts a learner's updates: env steps x replay.samples_per_insert",
+    ),
+    "another package's constant": (
+        ["pendulum-sac", "--ent-coef", "0.2"],
+        "mean --agent.temperature? It is the initial value, which stays only if temperature_rate is 0.",
+    ),
+    "another package's name, like one of ours": (["cartpole-ppo", "--grad-clip", "1"], "mean --agent.clip?"),
+    "another package's field that nothing stands for": (
+        ["cartpole-ppo", "--target-kl", "0.01"],
+        "no field called 'target-kl'. No agent ends its epochs at a KL divergence",
+    ),
     "torso of an agent without": (
         ["pendulum-sac", "--agent.torso", "mlp"],
         "This agent's nets are MLPs, whose layers have --agent.hidden units.",

@@ -164,3 +164,31 @@ def test_tune_takes_an_own_environment(
     short = ["--launcher", "inline", "--simulators", "2", "--updates", "3", "--eval-episodes", "1"]
     assert main(["tune", *words, "--search", "agent.hidden=8,16", *short]) == 0
     assert "murmurate train env:" in capfd.readouterr().out
+
+
+PICTURES = """
+import gymnasium
+import numpy as np
+
+class Pictures(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (24, 24, 3), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((24, 24, 3), np.float32), {}
+
+    def step(self, action):
+        return np.zeros((24, 24, 3), np.float32), 0.0, True, False, {}
+"""
+
+
+def test_images_that_an_mlp_would_read_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    (file := tmp_path / "their_pictures.py").write_text(PICTURES)
+    command = ["train", "--env", f"{file}:Pictures", "--algorithm", "a2c", "--updates", "2", "--dry-run"]
+    with pytest.warns(UserWarning, match=r"the shape \[24, 24, 3\], and an MLP reads them as one vector"):
+        assert main(command) == 0
+    assert main([*command, "--agent.torso", "mlp"]) == 0  # chosen, so nobody is warned
+    assert not [warning for warning in recwarn if "an MLP reads" in str(warning.message)]
+    capsys.readouterr()

@@ -97,6 +97,19 @@ def test_groups_that_differ_by_a_setting_that_one_lacks_are_told_apart_by_their_
     assert labels == [f"gala ({folder})" for folder in folders]
 
 
+def test_runs_that_start_from_several_seeds_of_one_run_are_a_group(tmp_path: Path) -> None:
+    initials = ("/runs/base/seed-0", "/runs/base/seed-12", "/runs/wide/seed-0", None)
+    runs = [
+        open_run(a_run(tmp_path / str(i), [line(1.0, 0)], {"name": "gala"}, initial=initial, seed=i))
+        for i, initial in enumerate(initials)
+    ]
+    assert [(group.label, len(group.runs)) for group in grouped(runs)] == [
+        ("gala, initial /runs/base/seed-*", 2),
+        ("gala, initial /runs/wide/seed-*", 1),
+        ("gala", 1),
+    ]
+
+
 def test_curve_is_the_mean_over_runs_where_all_have_records(tmp_path: Path) -> None:
     first = [line(t, i, return_mean=10.0 * t) for t in (1.0, 5.0) for i in (0, 1)]
     second = [line(t, i, return_mean=4.0 * t) for t in (2.0, 4.0) for i in (0, 1)]
@@ -215,6 +228,25 @@ def test_reference_return_and_when_it_was_reached(tmp_path: Path) -> None:
     assert groups.reference_return(grouped([low]))[0] == -21.0
     short = open_run(a_run(tmp_path / "f", [line(1.0, 0, return_mean=3.3)], {"name": "f"}, replicas=1))
     assert groups.reference_return(grouped([short]))[0] == 3.3
+
+
+def test_each_environment_has_a_reference_return_of_its_own(tmp_path: Path) -> None:
+    worlds = {"a": {"id": "Hopper-v5"}, "b": {"domain": "walker", "task": "run", "pixels": True}}
+    runs = [
+        open_run(
+            a_run(tmp_path / name, [line(10.0, 0, return_mean=top)], {"name": "solo"}, world=worlds[name])
+        )
+        for name, top in (("a", 1000.0), ("b", 30.0))
+    ]
+    found = groups.reference_returns(grouped(runs))
+    assert {world: value for world, (value, _) in found.items()} == {
+        "Hopper-v5": 1000,
+        "walker run pixels": 30,
+    }
+    table = comparison.table(grouped(runs))
+    assert ("to a return", "env steps, seconds") in table["heads"]
+    assert "Return 30 of walker run pixels: reached" in table["note"]
+    assert "not reached" not in [row["cells"][5][0] for row in table["rows"]]
 
 
 def test_a_peak_of_the_return_is_reached_at_its_env_steps_and_its_time(tmp_path: Path) -> None:

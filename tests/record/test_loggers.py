@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import murmurate
-from murmurate.record.loggers import check_loggers, open_loggers
+from murmurate.record.loggers import check_loggers, group_and_name, open_loggers
 
 RECORD: dict[str, Any] = {
-    "time_seconds": 1.5, "env_steps": 640, "updates": 10, "replica": 1, "loss": 0.5, "entropy": None,
-    "not_finite": ["entropy"], "episode_returns": [[9.0, 9], [11.0, 11]],
+    "time_seconds": 1.5, "env_steps": 160, "total_env_steps": 640, "updates": 10, "replica": 1, "loss": 0.5,
+    "entropy": None, "not_finite": ["entropy"], "episode_returns": [[9.0, 9], [11.0, 11]],
 }  # fmt: skip
 EVALUATION = {"time_seconds": 1.75, "env_steps": 640, "kind": "evaluation", "eval_return_mean": 12.0}
 CONFIG = {"recipe": "cartpole-a2c", "agent": {"name": "a2c", "learning_rate": 1e-3}, "loggers": ["mlflow"]}
@@ -61,6 +62,45 @@ def test_loggers_that_had_started_are_ended_if_another_cannot_start(
     with pytest.raises(murmurate.Refusal, match="the logger wandb cannot start"):
         open_loggers(["mlflow", "wandb"], tmp_path, CONFIG)
     assert codes == [1]
+
+
+@pytest.mark.parametrize("file", ["sweep.json", "study.json"])
+def test_runs_of_a_sweep_are_one_group_and_their_names_are_their_own(file: str, tmp_path: Path) -> None:
+    for name in ("ppo", "sac"):
+        (tmp_path / name / "seed-0").mkdir(parents=True)
+    (tmp_path / "ppo" / file).write_text("{}")
+    assert group_and_name(tmp_path / "ppo" / "seed-0") == ("ppo", "ppo/seed-0")
+    assert group_and_name(tmp_path / "sac" / "seed-0") == ("seed-0", "seed-0")
+
+
+class _Init:
+    """Stands for the module wandb, which keeps what a run was begun with."""
+
+    Settings = dict
+
+    def init(self, **arguments: Any) -> _Init:
+        self.arguments = arguments
+        return self
+
+    def define_metric(self, *_: object, **__: object) -> None:
+        pass
+
+
+def test_variables_of_weights_and_biases_go_before_names_of_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: Any = _Init()
+    monkeypatch.setitem(sys.modules, "wandb", begun)
+    for name in ("WANDB_RUN_GROUP", "WANDB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    (folder := tmp_path / "ppo" / "seed-0").mkdir(parents=True)
+    (tmp_path / "ppo" / "sweep.json").write_text("{}")
+    open_loggers(["wandb"], folder, CONFIG)
+    assert (begun.arguments["group"], begun.arguments["name"]) == ("ppo", "ppo/seed-0")
+    monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
+    monkeypatch.setenv("WANDB_NAME", "first")
+    open_loggers(["wandb"], folder, CONFIG)
+    assert (begun.arguments["group"], begun.arguments["name"]) == ("mine", "first")
 
 
 @pytest.fixture

@@ -96,6 +96,21 @@ def test_a_comparison_of_seeds_has_intervals_and_pairs(tmp_path: Path) -> None:
     assert "Training return, sampled" in page
 
 
+def test_only_runs_in_one_environment_are_compared(tmp_path: Path) -> None:
+    pong = _groups(tmp_path / "pong", gala=[18.0, 19.0], all_reduce=[10.0, 11.0])
+    qbert = _groups(tmp_path / "qbert", gala=[900.0, 910.0])
+    for folder in (*pong, *qbert):
+        stored = json.loads((folder / "run.json").read_text())
+        world = {"game": folder.parent.name, "frame_skip": 4}
+        (folder / "run.json").write_text(json.dumps(stored | {"world": world}))
+    groups = grouped([open_run(folder) for folder in (*pong, *qbert)])
+    assert [group.world for group in groups] == ["pong", "pong", "qbert"]
+    _, improvement = score_sections(groups)
+    assert improvement.text.endswith("Runs in different environments are not compared.")
+    assert improvement.figures[0].count("%") == score_sections(groups[:2])[1].figures[0].count("%")
+    assert len(score_sections(groups[1:])) == 1  # no pair, no section
+
+
 def test_single_runs_have_no_intervals(tmp_path: Path) -> None:
     folders = _groups(tmp_path, gala=[18.0], all_reduce=[10.0])
     assert score_sections(grouped([open_run(folder) for folder in folders])) == []

@@ -36,7 +36,7 @@ def record(t: float, replica: int, steps: int, **fields):
     return {"time_seconds": t, "replica": replica, "env_steps": steps, "updates": steps // 80, **fields}
 
 
-def test_one_writer_a_replica_with_own_env_steps_as_step(tmp_path: Path) -> None:
+def test_one_writer_a_replica(tmp_path: Path) -> None:
     with closing(TensorBoard(tmp_path, started_at_unix=1_000_000.0)) as run_state:
         run_state.feed([record(2.5, 0, 80, loss=0.5, return_mean=-21.0), record(2.75, 1, 160, loss=0.25)])
         run_state.feed([record(5.0, 0, 240, loss=0.125, episode_returns=[[3.0, 10], [5.0, 30], [None, 50]])])
@@ -47,6 +47,18 @@ def test_one_writer_a_replica_with_own_env_steps_as_step(tmp_path: Path) -> None
     assert first["return/episode_length"] == [(240, 30.0, 1_000_005.0)]
     assert second["learning/loss"] == [(160, 0.25, 1_000_002.75)]
     assert "return/return_mean" not in second
+
+
+def test_the_step_is_that_of_all_replicas_as_in_evaluations(tmp_path: Path) -> None:
+    with closing(TensorBoard(tmp_path, 0.0)) as run_state:
+        run_state.feed([record(1.0, 1, 80, total_env_steps=320, kl=0.5, temperature=0.25)])
+        run_state.feed([record(1.0, None, 320, kind="evaluation", eval_return_mean=9.5)])
+    assert points(tmp_path / "replica-1") == {
+        "learning/kl": [(320, 0.5, 1.0)],
+        "learning/temperature": [(320, 0.25, 1.0)],
+        "other/updates": [(320, 1.0, 1.0)],
+    }
+    assert points(tmp_path / "launcher")["evaluation/eval_return_mean"] == [(320, 9.5, 1.0)]
 
 
 def test_lists_nulls_and_what_is_not_finite(tmp_path: Path) -> None:

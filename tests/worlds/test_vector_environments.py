@@ -62,10 +62,15 @@ def compare(one: Simulators, other: Simulators, steps: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [*((SyncVectorEnv, mode) for mode in AutoresetMode), (AsyncVectorEnv, AutoresetMode.NEXT_STEP)],
+    [
+        *((SyncVectorEnv, mode) for mode in AutoresetMode),
+        (AsyncVectorEnv, AutoresetMode.NEXT_STEP),
+        (AsyncVectorEnv, AutoresetMode.SAME_STEP),
+    ],
 )
 def test_every_mode_gives_the_steps_of_single_environments(kind: Any, mode: AutoresetMode) -> None:
-    """The modes differ in gymnasium's own code, which processes share: one of them suffices there."""
+    """The modes differ in gymnasium's own code, which processes share: the default and the one that the page
+    advises suffice there."""
     one = GymSimulators("carts", lambda b: (Carts(), 10**9), 3, 2)
     other = VectorSimulators("carts", lambda: kind([Carts] * 3, autoreset_mode=mode), 3, 2)
     terminated, truncated = compare(one, other, 150)

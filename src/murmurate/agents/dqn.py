@@ -37,7 +37,7 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Transitions, derive_generato
 class DQN(LearnerConfig):
     """Hyper-parameters; the defaults are those of DQN on Atari, except where a recipe sets them.
 
-    batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
+    batch: transitions of an update; updates per env step are ``replay.samples_per_insert`` / batch.
     n_step: steps of the returns. discount: discount factor per env step.
     learning_rate: learning rate of Adam. clip: largest norm of the gradient.
     target_every: a learner's updates between copies of the net to the target net. Under strategies with

@@ -35,7 +35,7 @@ class SAC(LearnerConfig):
 
     Actions are learned scaled to [-1, 1] by their bounds, and entropies are those of scaled actions.
 
-    batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
+    batch: transitions of an update; updates per env step are ``replay.samples_per_insert`` / batch.
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate, temperature_rate: learning rates of Adam. With a temperature_rate of 0 the
         temperature is constant.

@@ -31,7 +31,7 @@ class TD3(LearnerConfig):
 
     Actions are learned scaled to [-1, 1] by their bounds, so noise has no unit.
 
-    batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
+    batch: transitions of an update; updates per env step are ``replay.samples_per_insert`` / batch.
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: widths of each net's layers; one number: two layers of that width.

@@ -12,10 +12,14 @@ _RATIOS = (("samples-per-insert",), ("updates-per-step",))
 _ALIASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "actor-lr": (("policy-rate",), *_RATES),
     "alpha": (("temperature",),),
+    "anneal-lr": (("learning-rate-end",),),
     "batch-size": (("batch",), ("minibatches",)),
     "buffer-size": (("capacity",),),
     "clip-coef": (("ratio-clip",),),
+    "clip-grad": (("clip",),),
     "clip-range": (("ratio-clip",),),
+    "clip-range-vf": (("value-clip",),),
+    "clip-vloss": (("value-clip",),),
     "critic-lr": (("critic-rate",), *_RATES),
     "device": (("devices",),),
     "end-e": (("epsilon",),),
@@ -23,37 +27,64 @@ _ALIASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "entropy-coef": (("entropy-coefficient",), ("temperature",)),
     "eval-freq": (("evaluate-every-env-steps",),),
     "exploration-final-eps": (("epsilon",),),
+    "exploration-fraction": (("explore-updates",),),
     "gamma": (("discount",),),
+    "grad-clip": (("clip",),),
     "gradient-steps": _RATIOS,
     "hidden-dim": (("hidden",),),
     "hidden-size": (("hidden",),),
     "learning-rate": _RATES,
     "lr": _RATES,
     "max-grad-norm": (("clip",),),
+    "minibatch-size": (("minibatches",), ("batch",)),
     "n-envs": (("simulators",),),
     "n-epochs": (("epochs",),),
     "n-eval-episodes": (("eval-episodes",),),
     "n-steps": _STEPS,
     "net-arch": (("hidden",),),
     "network": (("torso",),),
+    "norm-adv": (("normalize-advantages",),),
+    "normalize-advantage": (("normalize-advantages",),),
+    "num-env-runners": (("actors",), ("simulators",)),
     "num-envs": (("simulators",),),
+    "num-envs-per-env-runner": (("simulators",),),
     "num-minibatches": (("minibatches",),),
     "num-steps": _STEPS,
     "policy-frequency": (("policy-delay",),),
     "policy-lr": (("policy-rate",), *_RATES),
     "policy-noise": (("target-noise",),),
     "q-lr": (("critic-rate",), *_RATES),
+    "target-kl": (("max-kl",),),
     "target-network-frequency": (("target-every",),),
     "target-policy-noise": (("target-noise",),),
     "target-update-interval": (("target-every",),),
     "tau": (("polyak",), ("target-rate",)),
     "timesteps": (("env-steps",),),
     "total-timesteps": (("env-steps",),),
+    "train-batch-size": (("batch",), ("steps",)),
     "train-freq": _RATIOS,
     "train-frequency": _RATIOS,
     "update-epochs": (("epochs",),),
     "vf-coef": (("value-coefficient",),),
     "workers": (("replicas",),),
+}
+# what another package's number has to be turned into for ours, said wherever one of the names above led to it
+_CONVERSIONS = {
+    "evaluate-every-env-steps": "It counts env steps of all simulators and learners.",
+    "explore-updates": "It counts a learner's updates: env steps x replay.samples_per_insert / agent.batch.",
+    "learning-rate-end": "It is a share of the first rate: 0 anneals linearly to 0, 1 keeps it constant.",
+    "minibatches": "It is the number of parts of a rollout: agent.steps x simulators / the size of a part.",
+    "samples-per-insert": "It is the number of updates per env step, times agent.batch.",
+    "steps": "It counts steps of each simulator.",
+    "target-every": "It counts a learner's updates, not env steps.",
+    "temperature": "It is the initial value, which stays only if temperature_rate is 0.",
+    "value-clip": "It is the largest change of a value; inf: no limit.",
+    "value-coefficient": "It multiplies the mean squared error: SB3's vf_coef, half of CleanRL's.",
+}
+# names of other packages that nothing here stands for
+_ABSENT = {
+    "target-kl": "No agent ends its epochs at a KL divergence: use fewer epochs, or trpo, which has max_kl.",
+    "use-sde": "There is no state-dependent exploration.",
 }
 # names under which other packages pass arguments on to an environment
 _ENVIRONMENT_ARGUMENTS = ("kwargs", "env-kwargs", "env-args", "make-kwargs")
@@ -77,7 +108,11 @@ def hint(name: str, known: Collection[str], write: Callable[[str], str]) -> str:
         by_last.setdefault(_last(each), each)
     for names in _ALIASES.get(wanted, ()):
         if by_last.keys() >= set(names):
-            return f" Did you mean {' and '.join(write(by_last[each]) for each in names)}?"
+            meant = f" Did you mean {' and '.join(write(by_last[each]) for each in names)}?"
+            conversion = _CONVERSIONS.get(names[0])
+            return f"{meant} {conversion}" if conversion else meant
+    if wanted in _ABSENT:
+        return f" {_ABSENT[wanted]}"
     if wanted in ("torso", "network") and "hidden" in by_last:
         return f" This agent's nets are MLPs, whose layers have {write(by_last['hidden'])} units."
     is_gymnasium = any(_last(each) == "joint-actions" for each in known)

@@ -34,7 +34,7 @@ from murmurate.spec import EnvSpec
 
 Torso = Callable[[EnvSpec, Sequence[int]], nn.Module]
 AUTO = "auto"
-_SMALLEST_SIDE = 20  # least height and width in pixels that nature2013 can read
+SMALLEST_SIDE = 20  # least height and width in pixels that nature2013 can read
 
 
 def torsos() -> dict[str, Torso]:
@@ -67,7 +67,7 @@ def checked_torso(name: str) -> str:
 
 def usual_torso(spec: EnvSpec) -> str:
     """nature2013 for images that are large enough for it, else mlp."""
-    large = spec.images and min(spec.observation_shape[1:]) >= _SMALLEST_SIDE
+    large = spec.images and min(spec.observation_shape[1:]) >= SMALLEST_SIDE
     return "nature2013" if large else "mlp"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from murmurate.record import groups
@@ -20,25 +20,24 @@ _NONE = "\N{EN DASH}"
 def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
     """The table of one or more groups: its headings ("heads", ``Cell``s), its "rows" (each a "key" of the
     legend and "cells"), and a "note" below them."""
-    reference, first = groups.reference_return(shown), shown[0].runs[0]
+    references, first = groups.reference_returns(shown), shown[0].runs[0]
+    only = next(iter(references.values()))[0] if len(references) == 1 else None
     heads: list[Cell] = [
         ("strategy", "replicas, runs"),
         ("evaluation, greedy", "in training, sampled") if first.plays else (main_figure(shown).title, ""),
         (first.unit, "frames" if any(_frames(g) for g in shown) else ""),
         ("seconds", "h:mm:ss" if any(groups.seconds(r) >= 60 for g in shown for r in g.runs) else ""),
         (f"{first.unit}/s", ""),
-        (f"to return {number_text(reference[0])}" if reference else "to a return", "env steps, seconds"),
+        ("to a return" if only is None else f"to return {number_text(only)}", "env steps, seconds"),
         ("waiting", "of the time"),
         ("staleness", "median, max"),
         ("disagreement", "at the end"),
         ("exchanged", "per update"),
         ("dead", ""),
     ]
-    rows = [
-        {"key": group_key(group), "cells": _cells(group, None if reference is None else reference[0])}
-        for group in shown
-    ]
-    return {"heads": heads, "rows": rows, "note": _note(shown, reference)}
+    returns = {world: value for world, (value, _) in references.items()}
+    rows = [{"key": group_key(group), "cells": _cells(group, returns.get(group.world))} for group in shown]
+    return {"heads": heads, "rows": rows, "note": _note(shown, references)}
 
 
 def _cells(group: RunGroup, reference: float | None) -> list[Cell]:
@@ -117,15 +116,16 @@ def _dead(group: RunGroup) -> str:
     return f"{dead} of {sum(run.replicas for run in group.runs)}" if dead else "none"
 
 
-def _note(shown: Sequence[RunGroup], reference: tuple[float, str] | None) -> str:
+def _note(shown: Sequence[RunGroup], references: Mapping[str, tuple[float, str]]) -> str:
     sentences = []
     if any(len(group.runs) > 1 for group in shown):
         sentences.append(
             "A row of several runs (seeds) has their means, for the evaluation ± the standard error over the "
             "runs, and for the reference return their medians."
         )
-    if reference is not None:
-        sentences.append(f"Return {number_text(reference[0])}: {reference[1]}.")
+    for world, (value, why) in references.items():
+        of_world = f" of {world}" if len(references) > 1 else ""
+        sentences.append(f"Return {number_text(value)}{of_world}: {why}.")
     sentences.append(
         "Seconds count from the launcher's start and include the start of the processes. Waiting: for "
         "other members, in a strategy's steps and to agree on when to stop. Bytes per update: all members' "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -39,6 +40,9 @@ _MAY_DIFFER = frozenset(
         "agent.name",
     }
 )
+_SEED = re.compile(r"(seed[-_]?)\d+")  # in the name of a folder
+# the settings of a world that say which environment or data set it is, in all packages' worlds
+_WORLD_NAMES = ("id", "game", "target", "scenario", "domain", "task", "level", "pixels", "path")
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,20 @@ class RunGroup:
     index: int
     runs: tuple[RecordedRun, ...]
     is_single_run_page: bool = False
+
+    @property
+    def world(self) -> str:
+        """The environment or data set of the runs: only within one are returns and scores compared."""
+        stored = self.runs[0].run.get("world")
+        if not isinstance(stored, dict):
+            return ""
+        named = [(key, stored[key]) for key in _WORLD_NAMES if key in stored]
+        words = [
+            value if isinstance(value, str) else key if value is True else f"{key} {value}"
+            for key, value in named
+            if value not in ("", None) and value is not False
+        ]
+        return " ".join(words) or json.dumps(stored, sort_keys=True)
 
     def curve(self, key: str, axis: Axis) -> GroupCurve | None:
         """``key`` (mean over a run's replicas) over the part of ``axis`` that all runs with ``key`` have;
@@ -125,12 +143,18 @@ def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:
-    """The settings that all runs of a group share, flat: "recipe", "strategy.name", "strategy.period", ..."""
+    """The settings that all runs of a group share, flat: "recipe", "strategy.name", "strategy.period", ...
+
+    Runs that start from runs of several seeds share a setting, if the paths of these say so:
+    ``base/seed-3`` is ``base/seed-*``. Other paths may be of runs that were trained in another way.
+    """
     flat: dict[str, Any] = {"recipe": run.recipe, "replicas": run.replicas}
     for key, value in {**run.run, "strategy": run.strategy}.items():
         settings = value.items() if isinstance(value, dict) else [("", value)]
         for name, setting in settings:
             flat[f"{key}.{name}" if name else key] = setting
+    if isinstance(initial := flat.get("initial"), str):
+        flat["initial"] = _SEED.sub(r"\1*", initial)
     return {k: v for k, v in flat.items() if k not in _MAY_DIFFER and k.split(".")[0] not in _MAY_DIFFER}
 
 
@@ -227,7 +251,8 @@ def bytes_per_update(run: RecordedRun) -> float | None:
 
 
 def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
-    """The return until which runs are timed, and a phrase that says why; None if no run recorded a return.
+    """The return until which runs of one world are timed, and a phrase that says why; None if no run recorded
+    a return.
 
     It is the largest ``stop_at_return`` of the runs, if any has one; else what at least half of the groups
     reached, rounded down to two significant digits.
@@ -244,6 +269,13 @@ def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
     # 3.3 / 0.1 is 32.99999999999999, and 33 * 0.1 is 3.3000000000000003, which nobody has reached
     rounded_down = min(math.floor(round(reached / step, 6)) * step, reached)
     return rounded_down, "reached by at least half of the strategies"
+
+
+def reference_returns(groups: Sequence[RunGroup]) -> dict[str, tuple[float, str]]:
+    """The ``reference_return`` of each world that has one."""
+    worlds = dict.fromkeys(group.world for group in groups)
+    found = {world: reference_return([g for g in groups if g.world == world]) for world in worlds}
+    return {world: reference for world, reference in found.items() if reference is not None}
 
 
 def reaches(run: RecordedRun, value: float) -> tuple[float, float] | None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.record import sweeps
 from murmurate.record.callbacks import Callback, Result
 
 _PROJECT = "murmurate"
 _MOST_METRICS = 1000  # largest number of metrics that MLflow takes in one request
+_OF_SEVERAL_RUNS = (sweeps.FILE, "study.json")  # files of the folder around the runs of a sweep or study
 _LONGEST_PARAMETER = 500  # characters of a value that every MLflow server takes
 
 
@@ -49,6 +51,15 @@ def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) 
     return loggers
 
 
+def group_and_name(folder: Path) -> tuple[str, str]:
+    """The run's group and its name. For a run of a sweep or study: the name of that one's folder, and
+    ``ppo/seed-0``, as other sweeps have a seed-0 too; else the name of the run folder for both."""
+    parent = folder.absolute().parent
+    if any((parent / file).exists() for file in _OF_SEVERAL_RUNS):
+        return parent.name, f"{parent.name}/{folder.name}"
+    return folder.name, folder.name
+
+
 def _tagged_numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:
     """(name, value) of all numbers of a record. A name is ``replica-<i>/<tag>``, with the tag of TensorBoard;
     in a record that belongs to no replica ``run/<tag>``."""
@@ -57,6 +68,13 @@ def _tagged_numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:
     replica = record.get("replica")
     prefix = "run" if replica is None else f"replica-{replica}"
     return [(f"{prefix}/{tag}", value) for tag, value in scalars(record)]
+
+
+def _step_of(record: Mapping[str, Any]) -> int:
+    """The step of TensorBoard."""
+    from murmurate.record.tensorboard import step_of
+
+    return step_of(record)
 
 
 def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -78,19 +96,22 @@ def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 class WeightsAndBiases(Callback):
-    """A run of Weights & Biases, in project ``$WANDB_PROJECT`` (default: murmurate), grouped by run folder.
+    """A run of Weights & Biases, in project ``$WANDB_PROJECT`` (default: murmurate), grouped by sweep or
+    study, or else by run folder.
 
     A resumed run is another run of the same group. Files of Weights & Biases are in the run folder; its
-    environment variables (``WANDB_MODE=offline``, say) apply.
+    environment variables (``WANDB_MODE=offline``, ``WANDB_RUN_GROUP``, ``WANDB_NAME``, say) apply.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
+        group, name = group_and_name(folder)
         self._run = wandb.init(
+            # arguments would take precedence over the variables
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            group=folder.name,
-            name=folder.name,
+            group=os.environ.get("WANDB_RUN_GROUP", group),
+            name=os.environ.get("WANDB_NAME", name),
             dir=str(folder),
             config=dict(config),
             settings=wandb.Settings(console="off", silent=True),  # the terminal shows our run's progress
@@ -98,8 +119,8 @@ class WeightsAndBiases(Callback):
         self._run.define_metric("*", step_metric="env_steps")
 
     def on_record(self, record: Mapping[str, Any]) -> None:
-        counters = {name: record[name] for name in ("env_steps", "updates", "time_seconds") if name in record}
-        self._run.log(counters | dict(_tagged_numbers(record)))
+        counters = {name: record[name] for name in ("updates", "time_seconds") if name in record}
+        self._run.log(counters | {"env_steps": _step_of(record)} | dict(_tagged_numbers(record)))
 
     def on_evaluation(self, record: Mapping[str, Any]) -> None:
         counters = {name: record[name] for name in ("env_steps", "time_seconds") if name in record}
@@ -123,7 +144,8 @@ class MLflow(Callback):
         experiment = client.get_experiment_by_name(name)
         experiment_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
         tags = {"folder": str(folder.absolute())}
-        self._run_id = client.create_run(experiment_id, run_name=folder.name, tags=tags).info.run_id
+        _, run_name = group_and_name(folder)
+        self._run_id = client.create_run(experiment_id, run_name=run_name, tags=tags).info.run_id
         values = {key: str(value)[:_LONGEST_PARAMETER] for key, value in _flattened(config).items()}
         parameters = [Param(key, value) for key, value in values.items() if value]
         try:
@@ -150,7 +172,7 @@ class MLflow(Callback):
     def _log(self, values: Sequence[tuple[str, float]], record: Mapping[str, Any]) -> None:
         from mlflow.entities import Metric
 
-        milliseconds, step = int(time.time() * 1000), int(record.get("env_steps") or 0)
+        milliseconds, step = int(time.time() * 1000), _step_of(record)
         metrics = [Metric(name, value, milliseconds, step) for name, value in values]
         for start in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])

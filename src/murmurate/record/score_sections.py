@@ -82,8 +82,9 @@ def _scores(title: str, figure: Figure, summaries: Sequence[tuple[RunGroup, Scor
 
 
 def _improvements(figure: Figure, scored: Sequence[tuple[RunGroup, Sequence[float]]]) -> list[Section]:
-    """The probability that a run of one group is better than one of another, for each pair of groups."""
-    pairs = list(combinations(scored, 2))
+    """The probability that a run of one group is better than one of another, for each pair of groups in one
+    world."""
+    pairs = [(ours, theirs) for ours, theirs in combinations(scored, 2) if ours[0].world == theirs[0].world]
     if not pairs:
         return []
     rows: list[tuple[str, float, Interval | None]] = []
@@ -96,6 +97,8 @@ def _improvements(figure: Figure, scored: Sequence[tuple[RunGroup, Sequence[floa
         "counting half, with its 95% bootstrap interval. An interval that contains 50% does not tell the two "
         "apart."
     )
+    if len({group.world for group, _ in scored}) > 1:
+        text += " Runs in different environments are not compared."
     left_out = len(pairs) - len(rows)
     note = f"{left_out} more pairs are left out: compare fewer groups." if left_out else ""
     drawing = svg(_chances(rows), 9.4, 0.9 + 0.52 * len(rows), name="probability of improvement")

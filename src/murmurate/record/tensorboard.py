@@ -1,5 +1,5 @@
-"""TensorBoard events from a run's records: a writer for each replica, with its own env steps as the step, and
-one for all other records."""
+"""TensorBoard events from a run's records: a writer for each replica and one for all other records. The step
+is the env steps of all replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,19 @@ from tensorboardX.summary import text  # type: ignore[import-untyped]
 GROUPS = {
     "return": ("return_mean", "success_rate", "episode_return", "episode_length"),
     "speed": ("env_steps_per_second", "waiting_seconds"),
-    "learning": ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm", "learning_rate"),
+    "learning": (
+        "loss",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "gradient_norm",
+        "learning_rate",
+        "kl",
+        "explained_variance",
+        "td_error",
+        "q_mean",
+        "temperature",
+    ),
     "agreement": (
         "staleness",
         "staleness_max",
@@ -32,7 +44,17 @@ GROUPS = {
 }
 _GROUP_OF = {key: group for group, keys in GROUPS.items() for key in keys}
 _NOT_SCALARS = frozenset(
-    {"time_seconds", "env_steps", "replica", "member", "kind", "event", "not_finite", "seed"}
+    {
+        "time_seconds",
+        "env_steps",
+        "total_env_steps",
+        "replica",
+        "member",
+        "kind",
+        "event",
+        "not_finite",
+        "seed",
+    }
 )
 
 
@@ -61,14 +83,13 @@ class TensorBoard:
             replica = record.get("replica")
             writer = self._writer("launcher" if replica is None else f"replica-{replica}")
             wall = self._started_at_unix + float(record["time_seconds"])
-            step = int(record.get("env_steps", 0))
             if record.get("kind") == "event":
                 summary = text("events", str(record.get("message", record.get("event"))))
             else:
                 pairs = _evaluation(record) if record.get("kind") == "evaluation" else scalars(record)
                 values = [Summary.Value(tag=tag, simple_value=value) for tag, value in pairs]
                 summary = Summary(value=values)
-            writer.write_event(Event(wall_time=wall, step=step, summary=summary))
+            writer.write_event(Event(wall_time=wall, step=step_of(record), summary=summary))
             written.add(writer)
         for writer in written:  # no others, as each flush waits for the disk
             writer.flush()
@@ -83,6 +104,12 @@ class TensorBoard:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
             self._writers[name] = EventsWriter(str(self.folder / name / "events"))
         return self._writers[name]
+
+
+def step_of(record: Mapping[str, Any]) -> int:
+    """The env steps of all replicas together, if the record has them: with a replica's own as the step, four
+    replicas would seem to learn from a quarter of the env steps, and evaluations would be elsewhere."""
+    return int(record.get("total_env_steps") or record.get("env_steps") or 0)
 
 
 def scalars(record: Mapping[str, Any]) -> list[tuple[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +13,8 @@ import torch
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
-from murmurate.replicator.learner import Context, Learner
+from murmurate.nets.torso import AUTO, SMALLEST_SIDE
+from murmurate.replicator.learner import Context, Learner, LearnerConfig
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.spec import World
 from murmurate.training.ends import warn_of_many_passes
@@ -39,7 +41,28 @@ def prepared(run: Run, launcher: Launcher) -> Run:
 def resolved(run: Run) -> Run:
     """``run`` with machine-dependent defaults (``auto``) replaced by their values."""
     learner = run.learner.resolved(run.world.spec(), run.placement.device(0))
+    _warn_of_flattened_images(run, learner)
     return dataclasses.replace(run, learner=learner)
+
+
+def _warn_of_flattened_images(run: Run, learner: LearnerConfig) -> None:
+    """Warn if ``auto`` chose an MLP for observations that have the shape of images."""
+    if getattr(run.learner, "torso", None) != AUTO or getattr(learner, "torso", None) != "mlp":
+        return
+    if getattr(run.learner, "network", ""):
+        return
+    spec = run.world.spec()
+    shape = spec.observation_shape
+    is_matrix = len(shape) == 2 and spec.observation_dtype != torch.uint8
+    if is_matrix or sum(side >= SMALLEST_SIDE for side in shape) < 2:
+        return
+    warnings.warn(
+        f"the observations of {spec.name} have the shape {list(shape)}, and an MLP reads them as one vector. "
+        "The images that a convolutional net reads are uint8, [C, H, W] or with few channels [H, W, C], and "
+        f"have at least {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels: convert them in a wrapper, or choose "
+        "another --agent.torso.",
+        stacklevel=2,
+    )
 
 
 def preflight(run: Run, launcher: Launcher) -> None:

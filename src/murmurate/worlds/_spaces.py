@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gymnasium.spaces.utils import flatten, flatten_space
 
 from murmurate.errors import Refusal
+from murmurate.worlds._images import box_converter, converted_shape, is_image
 from murmurate.worlds._numbers import check_actions, checked_numbers
 
 spaces = gymnasium.spaces
@@ -81,13 +82,13 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             "least. Apply a wrapper that gives a constant, such as [1.0]."
         )
     if isinstance(selected, spaces.Box) and selected.shape:
-        convert = _box_converter(selected)
+        convert = box_converter(selected)
         return ObservationFormat(
-            _converted_shape(selected),
+            converted_shape(selected),
             bool(selected.dtype == np.uint8),
             convert if pick is None else lambda observation: convert(pick(observation)),
         )
-    if images := [path for path, leaf in _leaves(selected) if _is_image(leaf)]:
+    if images := [path for path, leaf in _leaves(selected) if is_image(leaf)]:
         raise Refusal(
             f"The observations of {name} hold the image '{images[0]}' in a Dict or Tuple, and an agent reads "
             "an image or a vector. Choose keys of a Dict with --world.observe KEY,...: the image alone, or "
@@ -166,7 +167,7 @@ def description(space: Any, name: str, observe: Sequence[str] = ()) -> str:
 
 def holds_image(space: Any) -> bool:
     """Whether a space is an image, or has one in it."""
-    return any(_is_image(leaf) for _, leaf in _leaves(space))
+    return any(is_image(leaf) for _, leaf in _leaves(space))
 
 
 def action_format(space: Any, name: str, joint_actions: int = JOINT_ACTIONS) -> ActionFormat:
@@ -221,45 +222,7 @@ def action_format(space: Any, name: str, joint_actions: int = JOINT_ACTIONS) -> 
     return ActionFormat(0, tuple(counts), (len(counts),), lowest, highest, convert_factors)
 
 
-def _box_converter(space: Any) -> Callable[[Any], Any]:
-    """A function that converts an observation of a Box to ``_converted_shape``: channels first, the channels
-    of stacked images one after the other. It raises ``ValueError`` for a shape other than the Box's, which
-    numpy might broadcast."""
-    shape, channels_last = tuple(space.shape), _channels_last(space)
-    converted_shape = _converted_shape(space)
-
-    def convert(observation: Any) -> Any:
-        if np.shape(observation) != shape:
-            raise ValueError(
-                f"its observation has the shape {list(np.shape(observation))}, not {list(shape)}"
-            )
-        array = checked_numbers(observation, space.dtype, "its observation")
-        return np.moveaxis(array, -1, -3).reshape(converted_shape) if channels_last else array
-
-    return convert
-
-
-def _converted_shape(space: Any) -> tuple[int, ...]:
-    if not _channels_last(space):
-        return tuple(space.shape)
-    *stack, height, width, channels = space.shape
-    return (math.prod(stack) * channels, height, width)
-
-
 _DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-def _channels_last(space: Any) -> bool:
-    """Whether observations are images [..., H, W, C], as is usual in gymnasium."""
-    if space.dtype != np.uint8 or len(space.shape) not in (3, 4):
-        return False
-    height, width, channels = space.shape[-3:]
-    # 2 or 4 are grey images stacked or RGBA, unless the image is so small that they may be its width
-    return (channels in (1, 3) and height > 3) or (channels in (2, 4) and min(height, width) > 4)
-
-
-def _is_image(space: Any) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
 
 
 def _leaves(space: Any) -> Iterator[tuple[str, Any]]:
