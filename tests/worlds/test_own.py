@@ -318,6 +318,19 @@ def test_a_picture_needs_a_render_mode() -> None:
     assert drawn.picture().dtype == np.uint8
 
 
+def make_any(**options: Any) -> gymnasium.Env[Any, Any]:
+    return CartPoleEnv(**options)
+
+
+@pytest.mark.parametrize("function", [make_any, functools.partial(gymnasium.make, "CartPole-v1")])
+def test_a_function_that_takes_any_argument_gets_the_render_mode(function: Any) -> None:
+    pytest.importorskip("pygame")
+    drawn = world_of(function).open(1, training=False, picture=True)
+    drawn.reset(0)
+    assert drawn.picture().shape == (400, 600, 3)
+    drawn.close()
+
+
 def test_a_folder_of_modules_is_stored_only_where_it_must(place: Path) -> None:
     assert world("env:own_envs:make_env").folder == str(place)  # type: ignore[union-attr]
     assert world("env:gymnasium.envs.classic_control:CartPoleEnv").folder == ""  # type: ignore[union-attr]

@@ -26,6 +26,7 @@ from murmurate.spec import Episode, TimeStep, derive_generator, derive_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
 _MOST_RESTARTS = 20  # of one game; one whose simulator always fails would go on until the limit of env steps
+_MOST_FRAMES = 4_500  # of a video
 _REPORT_SECONDS = 10.0  # least time between two lines about how far an evaluation is
 
 
@@ -137,7 +138,13 @@ class Games(Evaluation):
         return f"Evaluation over {games}: {mean:.2f}{spread}{reached}{ended}{failed}"
 
     def video(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
-        frames, _ = record_game(cast(SimulatorWorld, context.world), learner, context.seed)
+        frames, _ = record_game(
+            cast(SimulatorWorld, context.world),
+            learner,
+            context.seed,
+            min(_MOST_FRAMES, self.eval_max_env_steps),
+            greedy=not context.sample,
+        )
         return frames
 
 
@@ -264,12 +271,13 @@ def evaluate(
 
 
 def record_game(
-    world: SimulatorWorld, policy: Policy, seed: int, max_steps: int = 4_500
+    world: SimulatorWorld, policy: Policy, seed: int, max_steps: int = _MOST_FRAMES, *, greedy: bool = True
 ) -> tuple[npt.NDArray[np.uint8], float]:
-    """The frames of a greedy game, [n, H, W, 3] uint8, one for each env step, and its return.
+    """The frames of a game, [n, H, W, 3] uint8, one for each env step, and its return.
 
-    It is game 0 of ``evaluate`` with this seed (unless the policy draws its actions: there it draws those of
-    all games together), up to its end or ``max_steps``: the frames are held in memory, 0.1 MB each for Atari.
+    It is game 0 of ``evaluate`` with this seed and ``greedy``, up to its end or ``max_steps``. (Where actions
+    are drawn, it only begins as that game, unless it is the only one: ``evaluate`` draws those of all games
+    together.) The frames are held in memory, 0.1 MB each for Atari.
     Raises ``MissingExtra`` where drawing needs a package that is not installed, ``ValueError`` for
     ``max_steps`` < 1.
     """
@@ -284,7 +292,7 @@ def record_game(
                 if game.first:  # without those of an episode that was lost
                     frames.clear()
                 frames.append(game.simulator.picture())
-                if game.step(_act(policy, [game], generator)).episodes:
+                if game.step(_act(policy, [game], generator, greedy)).episodes:
                     break
     finally:
         _close(game)

@@ -52,7 +52,7 @@ def figures(
     if fingerprint is not None:
         refuse_missing(run.world)
         check_data(folder, run.world)
-    seed = derive_seed(run.seed, "evaluation games") if seed is None else seed
+    seed = _seed_of_games(run) if seed is None else seed
 
     def load_best() -> Any:
         return None if best is None or checkpoint.damage(best) is not None else load_agent(run, best)
@@ -61,6 +61,11 @@ def figures(
     if learner is None:
         learner = load_agent(run, checkpoint_folder)
     return run.evaluation.evaluate(learner, context)
+
+
+def _seed_of_games(run: Run) -> int:
+    """A seed that is not used in training."""
+    return derive_seed(run.seed, "evaluation games")
 
 
 def evaluate_folder(
@@ -89,21 +94,23 @@ def evaluate_folder(
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
     result = figures(run, checkpoint_folder, count=count, seed=seed, sample=sample, learner=learner)
     result.pop("best_eval_return_mean", None)  # it compares two checkpoints
-    film = write_video(run, checkpoint_folder, folder / "videos" / "episode.mp4", seed) if video else None
+    target = folder / "videos" / "episode.mp4"
+    if video:
+        write_video(run, checkpoint_folder, target, seed, sample)
     return {
         "recipe": run.recipe,
         "checkpoint": checkpoint_folder.name,
         **result,
-        "video": None if film is None else str(film),
+        "video": str(target) if video else None,
     }
 
 
-def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | None = None) -> Path:
-    """Write one greedy game as an mp4 (H.264), and ``frames.png`` beside it. Raises Refusal if the world
-    cannot be drawn, RunFailed if the mp4 cannot be written."""
+def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | None, sample: bool) -> None:
+    """Write one game as an mp4 (H.264), and ``frames.png`` beside it; seed, sample: see ``film``. Raises
+    Refusal if the world cannot be drawn, RunFailed if the mp4 cannot be written."""
     import imageio_ffmpeg
 
-    frames = film(run, checkpoint_folder, seed)
+    frames = film(run, checkpoint_folder, seed, sample)
     if frames is None:
         cause = f"it learns from {run.unit}"
         if run.evaluation.plays:
@@ -125,15 +132,14 @@ def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | Non
             cause = cause or f"ffmpeg ended with exit code {ended.returncode}"
             raise RunFailed(f"{target} cannot be written: {cause}. Make room, or leave out --video.")
     write_strip(frames, target.parent / "frames.png")
-    return target
 
 
-def film(run: Run, checkpoint_folder: Path, seed: int | None = None) -> Frames | None:
-    """Frames [n, H, W, 3] of one greedy game on a seed not used in training; None if the world cannot be
-    drawn."""
+def film(run: Run, checkpoint_folder: Path, seed: int | None = None, sample: bool = False) -> Frames | None:
+    """Frames [n, H, W, 3] of the first game that ``figures`` evaluates with this seed and ``sample``; None if
+    the world cannot be drawn."""
     torch.set_num_threads(run.placement.threads)
-    seed = derive_seed(run.seed, "film") if seed is None else seed
-    context = EvalContext(run.world, run_folder(checkpoint_folder), seed)
+    seed = _seed_of_games(run) if seed is None else seed
+    context = EvalContext(run.world, run_folder(checkpoint_folder), seed, sample=sample)
     frames: Frames | None = run.evaluation.video(load_agent(run, checkpoint_folder), context)
     return frames
 

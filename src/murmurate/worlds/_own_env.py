@@ -104,6 +104,19 @@ def has_parameter(function: Callable[..., Any], name: str) -> bool:
         return False
 
 
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether ``function`` can be given ``name=``: it has that parameter, or takes any (``**kwargs``), as
+    ``functools.partial(gymnasium.make, ...)`` does.
+
+    For ``num_envs``, by which the kind of the environment is told, see ``has_parameter``.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
 def make(
     target: str,
     folder: str,
@@ -131,16 +144,16 @@ def make(
             )
     if picture and env.render_mode != "rgb_array":
         raise Refusal(
-            f"{name} has no pictures: its function must take render_mode, which is then 'rgb_array', and "
-            "pass it on to the environment."
+            f"{name} has no pictures: its function must take render_mode (or **kwargs), which is then "
+            "'rgb_array', and pass it on to the environment."
         )
     return env if max_episode_steps is None else TimeLimit(env, max_episode_steps)
 
 
 def call(function: Callable[..., Any], name: str, picture: bool, **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it has that
-    parameter. Raises ``Refusal`` if the function raises."""
-    if picture and has_parameter(function, "render_mode"):
+    """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it takes
+    that. Raises ``Refusal`` if the function raises."""
+    if picture and takes(function, "render_mode"):
         modules.draw_without_screen()
         arguments["render_mode"] = "rgb_array"
     try:
