@@ -21,7 +21,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from resuming import assert_resumes_exactly, play
 
-from murmurate.api.model import load
+from murmurate.api.loading import load
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.launch import launcher

@@ -33,6 +33,7 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("--episodes", type=count, help=_EPISODES)
     evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
     evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
+    add_checkpoint(evaluate)
     seed_help = "of the games, or of the draw of test images"
     evaluate.add_argument("--seed", type=number_argument(Seed), help=seed_help)
     evaluate.add_argument(
@@ -70,6 +71,16 @@ def _option(name: str) -> str:
     return f"--world.{name.replace('_', '-')}"
 
 
+def add_checkpoint(verb: Any) -> None:
+    """Add ``--checkpoint``, for verbs that load parameters."""
+    verb.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="another checkpoint of the run instead of the last: a copy of DIR/checkpoints/last, say",
+    )
+
+
 def add_env_in_place(verb: Any) -> None:
     """Add ``--env``, for verbs that read a run folder."""
     verb.add_argument(
@@ -99,6 +110,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
             video=options.video,
             seed=options.seed,
             sample=options.sample,
+            path=options.checkpoint,
         )
     if options.json:
         print(json.dumps(figures))

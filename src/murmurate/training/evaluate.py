@@ -34,20 +34,22 @@ def figures(
     best: Path | None = None,
     sample: bool = False,
     learner: Any = None,
+    of: Path | None = None,
 ) -> dict[str, Any]:
     """The figures of the run's evaluation of one checkpoint.
 
     count: number of games, images or the like, in place of the number in the run's config. sample: draw
     actions from the policy. best: folder of the best checkpoint, which is then evaluated, too. learner: what
-    was loaded of the checkpoint before; None: it is loaded. Raises Refusal if the data set is gone or has
-    changed, or if actions shall be sampled in a run without actions.
+    was loaded of the checkpoint before; None: it is loaded. of: the run folder, where the checkpoint is a
+    copy outside of it. Raises Refusal if the data set is gone or has changed, or if actions shall be sampled
+    in a run without actions.
     """
     if sample and not run.evaluation.plays:
         raise Refusal(
             f"{run.recipe} takes no actions that could be drawn. Leave out --sample (sample=True in Python)."
         )
     torch.set_num_threads(run.placement.threads)
-    folder = run_folder(checkpoint_folder)
+    folder = run_folder(checkpoint_folder) if of is None else of
     fingerprint = read_fingerprint(folder)
     if fingerprint is not None:
         refuse_missing(run.world)
@@ -59,7 +61,7 @@ def figures(
 
     context = EvalContext(run.world, folder, seed, fingerprint, count, sample, load_best)
     if learner is None:
-        learner = load_agent(run, checkpoint_folder)
+        learner = load_agent(run, checkpoint_folder, folder)
     return run.evaluation.evaluate(learner, context)
 
 
@@ -77,26 +79,29 @@ def evaluate_folder(
     video: bool = False,
     seed: int | None = None,
     sample: bool = False,
+    path: Path | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's consensus parameters (games: GALA's protocol, argmax and up to 30 no-ops).
 
-    which: ``last`` or ``best``. sample: draw actions from the policy, instead of the most probable ones.
+    which: ``last`` or ``best``. path: of another checkpoint, in place of the last. sample: draw actions from
+    the policy, instead of the most probable ones.
     Raises Refusal if there is no such checkpoint, and as ``figures``.
     """
-    checkpoint_folder, learner = checkpoint.best(folder / "checkpoints"), None
-    if which == "last":
-        checkpoint_folder, learner = checkpoint.load_newest(
-            folder / "checkpoints", lambda path: load_agent(run, path)
-        )
-    elif (problem := checkpoint.damage(checkpoint_folder)) is not None:
-        raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
+    checkpoint_folder, learner = checkpoint.load_chosen(
+        folder / "checkpoints",
+        lambda each: load_agent(run, each, folder),
+        take_best=which == "best",
+        path=path,
+    )
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
-    result = figures(run, checkpoint_folder, count=count, seed=seed, sample=sample, learner=learner)
+    result = figures(
+        run, checkpoint_folder, count=count, seed=seed, sample=sample, learner=learner, of=folder
+    )
     result.pop("best_eval_return_mean", None)  # it compares two checkpoints
     target = folder / "videos" / "episode.mp4"
     if video:
-        write_video(run, checkpoint_folder, target, seed, sample)
+        write_video(run, learner, target, seed, sample)
     return {
         "recipe": run.recipe,
         "checkpoint": checkpoint_folder.name,
@@ -105,12 +110,12 @@ def evaluate_folder(
     }
 
 
-def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | None, sample: bool) -> None:
-    """Write one game as an mp4 (H.264), and ``frames.png`` beside it; seed, sample: see ``film``. Raises
-    Refusal if the world cannot be drawn, RunFailed if the mp4 cannot be written."""
+def write_video(run: Run, learner: Any, target: Path, seed: int | None, sample: bool) -> None:
+    """Write one game as an mp4 (H.264), and ``frames.png`` beside it; learner, seed, sample: see ``film``.
+    Raises Refusal if the world cannot be drawn, RunFailed if the mp4 cannot be written."""
     import imageio_ffmpeg
 
-    frames = film(run, checkpoint_folder, seed, sample)
+    frames = film(run, target.parents[1], learner, seed, sample)
     if frames is None:
         cause = f"it learns from {run.unit}"
         if run.evaluation.plays:
@@ -134,13 +139,14 @@ def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | Non
     write_strip(frames, target.parent / "frames.png")
 
 
-def film(run: Run, checkpoint_folder: Path, seed: int | None = None, sample: bool = False) -> Frames | None:
+def film(
+    run: Run, folder: Path, learner: Any, seed: int | None = None, sample: bool = False
+) -> Frames | None:
     """Frames [n, H, W, 3] of the first game that ``figures`` evaluates with this seed and ``sample``; None if
-    the world cannot be drawn."""
+    the world cannot be drawn. folder: of the run."""
     torch.set_num_threads(run.placement.threads)
     seed = _seed_of_games(run) if seed is None else seed
-    context = EvalContext(run.world, run_folder(checkpoint_folder), seed, sample=sample)
-    frames: Frames | None = run.evaluation.video(load_agent(run, checkpoint_folder), context)
+    frames: Frames | None = run.evaluation.video(learner, EvalContext(run.world, folder, seed, sample=sample))
     return frames
 
 
@@ -150,7 +156,7 @@ def write_picture(run: Run, folder: Path) -> None:
     checkpoint_folder = folder / "checkpoints" / "last"
     if checkpoint.damage(checkpoint_folder, replays=False) is None:
         with contextlib.suppress(Refusal, RunFailed, OSError):
-            if (frames := film(run, checkpoint_folder)) is not None:
+            if (frames := film(run, folder, load_agent(run, checkpoint_folder))) is not None:
                 write_strip(frames, folder / "videos" / "frames.png")
 
 

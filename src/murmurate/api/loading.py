@@ -1,0 +1,67 @@
+"""``murmurate.load``: the trained model of a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from murmurate import recipes
+from murmurate.api.fields import with_places
+from murmurate.api.model import TrainedModel
+from murmurate.training.checkpoint import load_chosen
+from murmurate.training.data_record import read_fingerprint
+from murmurate.training.restore import load_agent
+from murmurate.training.run import Run
+from murmurate.training.threads import keeping_threads
+from murmurate.worlds.own import replaced_by
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    best: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    env: str | Callable[..., Any] | None = None,
+    world: Mapping[str, object] | None = None,
+) -> TrainedModel:
+    """The model of a run folder, with the consensus parameters of its last checkpoint.
+
+    Args:
+        folder: folder of a run, which may still be going on.
+        best: load the checkpoint with the best mean return instead of the last.
+        checkpoint: load this one: a copy of the run's ``checkpoints/last``, say, that a callback has made.
+        env: makes the environment, where the folder cannot name it (it was a lambda, say); the run that is
+            loaded has its name.
+        world: for ``evaluate``, where the data are now (``{"path": "new/place"}``), or that broken images are
+            to be left out (``{"skip_bad": True}``). The folder stays as it is.
+
+    Raises:
+        Refusal: for another field of the world, for ``env`` if no class or function of yours made the
+            environment, and if there is no run, no checkpoint, or a checkpoint that does not fit the run.
+    """
+    run_folder = Path(folder).expanduser()
+    with replaced_by(env) as replacement, keeping_threads():
+        run = with_places(recipes.relocated(recipes.stored(run_folder), replacement), world or {})
+        # loads the user's environment, and raises what is wrong with it before a checkpoint is looked for
+        run.world.spec(read_fingerprint(run_folder))
+        path, learner = load_chosen(
+            run_folder / "checkpoints",
+            lambda each: load_agent(_in_float32(run), each, run_folder),
+            take_best=best,
+            path=None if checkpoint is None else Path(checkpoint).expanduser(),
+        )
+        return TrainedModel(run, run_folder, path, learner)
+
+
+def _in_float32(run: Run) -> Run:
+    """``run`` with a learner that computes in float32, where it has the choice."""
+    learner: Any = run.learner
+    if isinstance(getattr(learner, "precision", None), str):  # a mixture's is a number, of its prior
+        learner = dataclasses.replace(learner, precision="float32")
+    elif isinstance(getattr(getattr(learner, "policy", None), "precision", None), str):
+        policy = dataclasses.replace(learner.policy, precision="float32")
+        learner = dataclasses.replace(learner, policy=policy)
+    return dataclasses.replace(run, learner=learner)
