@@ -123,13 +123,16 @@ def make(
     name: str,
     max_episode_steps: int | None = None,
     picture: bool = False,
+    training: bool = True,
 ) -> Any:
     """The environment as the user made it, with a time limit around it if one is given.
+
+    picture, training: see ``call``.
 
     Raises ``Refusal`` if it cannot be made or is not a ``gymnasium.Env``.
     """
     function, _ = find_callable(target, folder, name)
-    env = call(function, name, picture)
+    env = call(function, name, picture, training)
     if not isinstance(env, gymnasium.Env):
         function_name = getattr(function, "__name__", "make_env")
         raise Refusal(
@@ -150,9 +153,13 @@ def make(
     return env if max_episode_steps is None else TimeLimit(env, max_episode_steps)
 
 
-def call(function: Callable[..., Any], name: str, picture: bool, **arguments: Any) -> Any:
+def call(
+    function: Callable[..., Any], name: str, picture: bool, training: bool = True, **arguments: Any
+) -> Any:
     """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it takes
-    that. Raises ``Refusal`` if the function raises."""
+    that, and ``training`` if it has that parameter. Raises ``Refusal`` if the function raises."""
+    if has_parameter(function, "training"):  # with **kwargs, it might not know what to do with it
+        arguments["training"] = training
     if picture and takes(function, "render_mode"):
         modules.draw_without_screen()
         arguments["render_mode"] = "rgb_array"
@@ -163,7 +170,7 @@ def call(function: Callable[..., Any], name: str, picture: bool, **arguments: An
     except (Exception, SystemExit) as problem:
         raise Refusal(
             f"The world {name} cannot be made: its function raised {type(problem).__name__}: {problem}. It "
-            "is called without arguments, except for num_envs and render_mode where it takes these."
+            "is called without arguments, except for num_envs, training and render_mode where it takes these."
         ) from problem
 
 
