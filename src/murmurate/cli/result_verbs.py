@@ -63,6 +63,7 @@ def add_verbs(verbs: Any) -> None:
         default=None,
         help="file (default: report.html in the run's folder; for several runs, comparison.html here)",
     )
+    report.add_argument("--json", type=Path, metavar="FILE", help="write the numbers of the page here, too")
     add_env_in_place(report)
     report.set_defaults(act=_report)
 
@@ -134,6 +135,10 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
 
         if options.out is not None:
             raise Refusal("The page of a study is report.html in its folder. Leave out --out.")
+        if options.json is not None:
+            raise Refusal(
+                'The numbers of a study are JSON in its page, in <script id="data">. Leave out --json.'
+            )
         print(rewrite_page(options.folders[0])[0])
         return 0
     named = run_folders(options.folders)
@@ -153,5 +158,5 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             if ages[0] <= ages[1]:  # there is none, or it is of an earlier policy
                 write_picture(run, folder)
             more = run.evaluation.sections(folder)
-    print(report(folders, options.out or default_out, more))
+    print(report(folders, options.out or default_out, more, options.json))
     return 0
