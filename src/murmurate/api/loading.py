@@ -13,8 +13,10 @@ from murmurate.api.fields import with_places
 from murmurate.api.model import TrainedModel
 from murmurate.training.checkpoint import load_chosen
 from murmurate.training.data_record import read_fingerprint
+from murmurate.training.own_files import warn_of_changes
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
+from murmurate.training.run_folder import plain
 from murmurate.training.threads import keeping_threads
 from murmurate.worlds.own import replaced_by
 
@@ -47,6 +49,7 @@ def load(
         run = with_places(recipes.relocated(recipes.stored(run_folder), replacement), world or {})
         # loads the user's environment, and raises what is wrong with it before a checkpoint is looked for
         run.world.spec(read_fingerprint(run_folder))
+        warn_of_changes(run_folder, plain(run))
         path, learner = load_chosen(
             run_folder / "checkpoints",
             lambda each: load_agent(_in_float32(run), each, run_folder),

@@ -263,7 +263,7 @@ def _details(run: RecordedRun) -> list[tuple[str, str]]:
     more = {key: value for key, value in ends.items() if key not in run.run}
     for fields, number in ((run.run, _setting), (more, number_text)):
         for key, value in fields.items():
-            if key not in ("command", "events") and value is not None:
+            if key not in ("command", "events", "files") and value is not None:
                 text = _fields(value, number) if isinstance(value, dict) else _text(value, number)
                 rows.append((key.replace("_", " "), text))
     return rows

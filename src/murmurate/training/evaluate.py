@@ -18,8 +18,10 @@ from murmurate.record.stored import replacing
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
+from murmurate.training.own_files import warn_of_changes
 from murmurate.training.restore import load_agent, run_folder
 from murmurate.training.run import Run
+from murmurate.training.run_folder import plain
 
 Frames = npt.NDArray[np.uint8]  # [n, H, W, 3]
 _STRIP_FRAMES = 8
@@ -87,6 +89,7 @@ def evaluate_folder(
     the policy, instead of the most probable ones.
     Raises Refusal if there is no such checkpoint, and as ``figures``.
     """
+    warn_of_changes(folder, plain(run))
     checkpoint_folder, learner = checkpoint.load_chosen(
         folder / "checkpoints",
         lambda each: load_agent(run, each, folder),
