@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import subprocess
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from murmurate.errors import MissingExtra, Refusal, RunFailed
@@ -22,9 +21,8 @@ from murmurate.training.own_files import warn_of_changes
 from murmurate.training.restore import load_agent, run_folder
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
-
-Frames = npt.NDArray[np.uint8]  # [n, H, W, 3]
-_STRIP_FRAMES = 8
+from murmurate.training.video import Mp4, Strip
+from murmurate.worlds.interface import Picture
 
 
 def figures(
@@ -99,12 +97,12 @@ def evaluate_folder(
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
     result = figures(
-        run, checkpoint_folder, count=count, seed=seed, sample=sample, learner=learner, of=folder
+        run, checkpoint_folder, count=count, seed=seed, sample=sample, learner=learner, of=folder.absolute()
     )
     result.pop("best_eval_return_mean", None)  # it compares two checkpoints
     target = folder / "videos" / "episode.mp4"
     if video:
-        write_video(run, learner, target, seed, sample)
+        write_video(run, folder.absolute(), learner, target, seed, sample)
     return {
         "recipe": run.recipe,
         "checkpoint": checkpoint_folder.name,
@@ -113,44 +111,36 @@ def evaluate_folder(
     }
 
 
-def write_video(run: Run, learner: Any, target: Path, seed: int | None, sample: bool) -> None:
-    """Write one game as an mp4 (H.264), and ``frames.png`` beside it; learner, seed, sample: see ``film``.
+def write_video(run: Run, folder: Path, learner: Any, target: Path, seed: int | None, sample: bool) -> None:
+    """Write one game as an mp4 (H.264) to ``target``, and ``frames.png`` beside it; the others: see ``film``.
     Raises Refusal if the world cannot be drawn, RunFailed if the mp4 cannot be written."""
-    import imageio_ffmpeg
-
-    frames = film(run, target.parents[1], learner, seed, sample)
+    frames = film(run, folder, learner, seed, sample)
     if frames is None:
         cause = f"it learns from {run.unit}"
         if run.evaluation.plays:
             cause = f"its evaluation, {type(run.evaluation).__name__}, makes no video"
         raise Refusal(f"{run.recipe} has no pictures: {cause}. Leave --video out.")
+    first = next(frames, None)  # raises what is wrong with the world before anything is written
     target.parent.mkdir(exist_ok=True)
-    height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2  # the codec wants even sizes
     world: Any = run.world  # of simulators, as it has pictures
-    size, rate = f"{width}x{height}", str(world.env_steps_per_second)
-    raw = ["-f", "rawvideo", "-s", size, "-pix_fmt", "rgb24", "-r", rate, "-i", "-"]
-    coded = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "25", "-f", "mp4"]
-    content = np.ascontiguousarray(frames[:, :height, :width]).reshape(-1).data
-    with replacing(target) as fresh:
-        # not by imageio_ffmpeg.write_frames, which does not tell whether ffmpeg could write the file
-        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *raw, *coded, str(fresh)]
-        ended = subprocess.run(command, input=content, stderr=subprocess.PIPE)
-        if ended.returncode:
-            cause = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            cause = cause or f"ffmpeg ended with exit code {ended.returncode}"
-            raise RunFailed(f"{target} cannot be written: {cause}. Make room, or leave out --video.")
-    write_strip(frames, target.parent / "frames.png")
+    strip = Strip()
+    with replacing(target) as fresh, Mp4(fresh, target, world.env_steps_per_second) as mp4:
+        for frame in itertools.chain([first], frames):
+            mp4.add(frame)
+            strip.add(frame)
+        mp4.finish()
+    strip.write(target.parent / "frames.png")
 
 
 def film(
     run: Run, folder: Path, learner: Any, seed: int | None = None, sample: bool = False
-) -> Frames | None:
-    """Frames [n, H, W, 3] of the first game that ``figures`` evaluates with this seed and ``sample``; None if
-    the world cannot be drawn. folder: of the run."""
+) -> Iterator[Picture | None] | None:
+    """The frames (see ``Evaluation.video``) of the first game that ``figures`` evaluates with this seed and
+    ``sample``; None if the world cannot be drawn. folder: of the run."""
     torch.set_num_threads(run.placement.threads)
     seed = _seed_of_games(run) if seed is None else seed
-    frames: Frames | None = run.evaluation.video(learner, EvalContext(run.world, folder, seed, sample=sample))
-    return frames
+    frames = run.evaluation.video(learner, EvalContext(run.world, folder, seed, sample=sample))
+    return None if frames is None else iter(frames)
 
 
 def write_picture(run: Run, folder: Path) -> None:
@@ -160,13 +150,7 @@ def write_picture(run: Run, folder: Path) -> None:
     if checkpoint.damage(checkpoint_folder, replays=False) is None:
         with contextlib.suppress(Refusal, RunFailed, OSError):
             if (frames := film(run, folder, load_agent(run, checkpoint_folder))) is not None:
-                write_strip(frames, folder / "videos" / "frames.png")
-
-
-def write_strip(frames: Frames, target: Path) -> None:
-    """Write eight frames, evenly spaced over the game, side by side."""
-    import matplotlib.image  # slow to import, and most commands draw nothing
-
-    target.parent.mkdir(exist_ok=True)
-    indices = np.linspace(0, len(frames) - 1, _STRIP_FRAMES).astype(int)
-    matplotlib.image.imsave(target, np.concatenate([frames[i] for i in indices], axis=1))
+                strip = Strip()
+                for frame in frames:
+                    strip.add(frame)
+                strip.write(folder / "videos" / "frames.png")
