@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from murmurate.errors import MissingExtra, Refusal, RunFailed, check_system
 
 if TYPE_CHECKING:
-    from murmurate.api.model import TrainedModel, load
+    from murmurate.api.loading import load
+    from murmurate.api.model import TrainedModel
     from murmurate.api.runs import recipe, resume, simulate, train
     from murmurate.fabric.processes.spawn import Died
     from murmurate.launch.script import run
@@ -53,7 +54,7 @@ _PUBLIC = {
     "simulate": "murmurate.api.runs",
     "Cluster": "murmurate.simulation.cluster",
     "recipe": "murmurate.api.runs",
-    "load": "murmurate.api.model",
+    "load": "murmurate.api.loading",
     "TrainedModel": "murmurate.api.model",
     "Run": "murmurate.training.run",
     "Result": "murmurate.record.callbacks",

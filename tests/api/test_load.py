@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import murmurate
 from murmurate.api.export import export_weights, largest_error
@@ -94,15 +96,52 @@ def test_a_policy_in_bfloat16_is_loaded_in_float32(trained: MakeModel) -> None:
     assert {parameter.dtype for parameter in model.module.parameters()} == {torch.float32}
 
 
+def test_a_copy_of_a_checkpoint_is_loaded_evaluated_and_exported(
+    trained: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, copies = trained("cartpole-a2c").folder, tmp_path / "kept"
+
+    class Keep(murmurate.Callback):
+        def on_checkpoint(self, folder: Path) -> None:
+            shutil.copytree(folder, copies / str(len(list(copies.glob("*")))))
+
+    run = tmp_path / "run"
+    murmurate.train("cartpole-a2c", updates=2, launcher="inline", eval_episodes=1, quiet=True, out=run)
+    copies.mkdir()
+    murmurate.resume(run, updates=4, callbacks=[Keep()], quiet=True)
+    copy = tmp_path / "copy"
+    (copies / "0").rename(copy)
+    murmurate.resume(run, updates=6, quiet=True)
+
+    def weights(**which: Any) -> Any:
+        return next(iter(murmurate.load(run, **which)._learner.replicas.values())).params.clone()
+
+    assert not torch.equal(weights(checkpoint=copy), weights())
+    assert torch.equal(weights(checkpoint=run / "checkpoints/last"), weights())
+    model = murmurate.load(run, checkpoint=copy)
+    assert model.folder == run
+    assert main(["eval", str(run), "--checkpoint", str(copy), "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["returns"] == model.evaluate(2)["returns"]
+    to = tmp_path / "weights.safetensors"
+    assert main(["export", str(run), "--checkpoint", str(copy), "--to", str(to)]) == 0
+    exported = load_file(to)
+    assert all(torch.equal(exported[name], values) for name, values in model._tensors().items())
+    with pytest.raises(murmurate.Refusal, match="holds no checkpoint"):
+        murmurate.load(run, checkpoint=folder)
+    with pytest.raises(murmurate.Refusal, match="Leave one of them out"):
+        murmurate.load(run, checkpoint=copy, best=True)
+    assert main(["export", str(run), "--checkpoint", str(copy), "--csv", str(tmp_path / "r.csv")]) == 2
+
+
 def test_the_model_is_built_once(trained: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = trained("cartpole-a2c").folder
     built: list[Path] = []
 
-    def load_and_count(run: Any, checkpoint: Path) -> Any:
+    def load_and_count(run: Any, checkpoint: Path, of: Path) -> Any:
         built.append(checkpoint)
-        return load_agent(run, checkpoint)
+        return load_agent(run, checkpoint, of)
 
-    monkeypatch.setattr("murmurate.api.model.load_agent", load_and_count)
+    monkeypatch.setattr("murmurate.api.loading.load_agent", load_and_count)
     murmurate.load(folder)
     assert len(built) == 1
 
@@ -504,7 +543,7 @@ def test_a_classifier_predicts_and_exports(tmp_path: Path, monkeypatch: pytest.M
     assert len(model.classes) == probabilities.shape[1]
     assert json.loads(beside["murmurate.json"])["classes"] == model.classes
     assert model.evaluate(4)["test_images"] == 4
-    with pytest.raises(murmurate.Refusal, match=r"keeps no best checkpoint: .* leave out best\."):
+    with pytest.raises(murmurate.Refusal, match=r"keeps no best checkpoint: .* leave out --best"):
         murmurate.load("~/run", best=True)
     with pytest.raises(murmurate.Refusal, match=r"no actions that could be drawn\. .*sample=True"):
         model.evaluate(4, sample=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from murmurate.bench import _cache
-from murmurate.training.run_folder import hardware, versions
+from murmurate.training.host import hardware, versions
 
 
 @pytest.mark.parametrize(

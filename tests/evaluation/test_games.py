@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from filming import record_game
 from murmurate.agents.interface import Action
 from murmurate.cli.main import main
 from murmurate.errors import RunFailed
 from murmurate.evaluation import games
-from murmurate.evaluation.games import EvalResult, Games, evaluate, record_game
+from murmurate.evaluation.games import EvalResult, Games, evaluate
 from murmurate.evaluation.interface import EvalContext, reporting
 from murmurate.replica.vector import Replica
 from murmurate.worlds.gym import GymWorld

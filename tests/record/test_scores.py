@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from a_run_folder import write_run
 
+from murmurate.cli.main import main
 from murmurate.record import score_statistics
 from murmurate.record.groups import grouped
 from murmurate.record.report import report
@@ -109,6 +110,31 @@ def test_only_runs_in_one_environment_are_compared(tmp_path: Path) -> None:
     assert improvement.text.endswith("Runs in different environments are not compared.")
     assert improvement.figures[0].count("%") == score_sections(groups[:2])[1].figures[0].count("%")
     assert len(score_sections(groups[1:])) == 1  # no pair, no section
+
+
+def test_the_numbers_of_a_page_are_also_a_file(tmp_path: Path) -> None:
+    folders = _groups(tmp_path, gala=[18.0, 19.0, 20.0, 21.0], all_reduce=[10.0, 11.0, 19.0, 12.0])
+    page, file = tmp_path / "page.html", tmp_path / "numbers.json"
+    words = ["report", *map(str, folders), "--out", str(page), "--json", str(file)]
+    assert main(words) == 0
+    numbers = json.loads(file.read_text())
+    embedded = page.read_text().split('<script type="application/json" id="data">')[1].split("</script>")[0]
+    assert json.loads(embedded) == numbers
+    assert [run["eval_return_mean"] for run in numbers["runs"]] == [18, 19, 20, 21, 10, 11, 19, 12]
+    gala, _ = numbers["groups"]
+    assert (gala["group"], gala["figure"], gala["mean"]) == ("gala", "eval_return_mean", 19.5)
+    assert gala["folders"] == [str(folder) for folder in folders[:4]]
+    assert gala["reached"]["runs"] == 4
+    assert gala["wall_seconds"] == 60
+    first, second = numbers["scores"]
+    assert (first["group"], first["runs"], first["iqm"], second["iqm"]) == ("gala", 4, 19.5, 11.5)
+    low, high = second["iqm_interval"]
+    assert 10 <= low < 11.5 < high <= 19
+    (pair,) = numbers["improvements"]
+    assert (pair["group"], pair["over"], pair["probability"]) == ("gala", "all-reduce", 14.5 / 16)
+    report(folders[:1], page, numbers=file)
+    assert json.loads(file.read_text()).keys() == {"runs"}
+    assert main([*words[:-1], str(tmp_path / "nowhere" / "numbers.json")]) == 2
 
 
 def test_single_runs_have_no_intervals(tmp_path: Path) -> None:

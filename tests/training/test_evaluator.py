@@ -358,13 +358,16 @@ def test_an_evaluation_goes_on_in_the_next_epoch(tmp_path: Path, monkeypatch: py
     coordinator.close()
 
 
-def test_a_video_shows_one_game_in_its_own_time(evaluated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("actions", [[], ["--sample"]], ids=["greedy", "sampled"])
+def test_a_video_shows_an_evaluated_game_in_its_own_time(
+    evaluated: Path, actions: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
-    assert main(["eval", str(evaluated), "--episodes", "1", "--video", "--json"]) == 0
+    assert main(["eval", str(evaluated), "--episodes", "1", "--video", "--json", *actions]) == 0
     result = json.loads(capsys.readouterr().out)
     frames, seconds = ffmpeg.count_frames_and_secs(result["video"])
-    assert frames >= 8  # a pole falls in no fewer steps
+    assert frames == result["returns"][0]  # a reward of 1 for each step
     assert seconds == pytest.approx(frames / 50)  # CartPole's own rate
     assert (evaluated / "videos" / "frames.png").stat().st_size > 1_000
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from filming import record_game
 from murmurate.errors import MissingExtra, Refusal
-from murmurate.evaluation.games import evaluate, record_game
+from murmurate.evaluation.games import evaluate
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.sources.simulator_groups import open_groups
 from murmurate.spec import EnvSpec, TimeStep

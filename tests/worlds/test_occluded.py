@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from filming import record_game
 from murmurate.errors import Refusal
-from murmurate.evaluation.games import record_game
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.atari import AtariSimulators, AtariWorld
 from murmurate.worlds.registry import world

@@ -11,21 +11,23 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from resuming import assert_resumes_exactly, play
 
-from murmurate.api.model import load
+from murmurate.api.loading import load
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, recipe_of, relocated, stored
+from murmurate.record.reader import read_metrics
 from murmurate.training.run_folder import new_folder, plain, read_run, write_run
 from murmurate.worlds import _own_env, registry
 from murmurate.worlds.gym import GymWorld
@@ -316,6 +318,64 @@ def test_a_picture_needs_a_render_mode() -> None:
     drawn = world_of(CartPoleEnv).open(1, training=False, picture=True)
     drawn.reset(0)
     assert drawn.picture().dtype == np.uint8
+
+
+def make_any(**options: Any) -> gymnasium.Env[Any, Any]:
+    return CartPoleEnv(**options)
+
+
+@pytest.mark.parametrize("function", [make_any, functools.partial(gymnasium.make, "CartPole-v1")])
+def test_a_function_that_takes_any_argument_gets_the_render_mode(function: Any) -> None:
+    pytest.importorskip("pygame")
+    drawn = world_of(function).open(1, training=False, picture=True)
+    drawn.reset(0)
+    assert drawn.picture().shape == (400, 600, 3)
+    drawn.close()
+
+
+def make_shaped(training: bool) -> gymnasium.Env[Any, Any]:
+    plain = make_cart()
+    return gymnasium.wrappers.TransformReward(plain, lambda reward: 10 * float(reward)) if training else plain
+
+
+def make_shaped_vector(num_envs: int, training: bool = False) -> Any:
+    return SyncVectorEnv([lambda: make_shaped(training)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize(
+    ("function", "served"), [(make_shaped, False), (make_shaped, True), (make_shaped_vector, False)]
+)
+def test_evaluations_are_without_what_a_function_does_for_training(function: Any, served: bool) -> None:
+    shaped: Any = dataclasses.replace(cast(Any, world_of(function)), served=served)
+    rewards = []
+    for training in (True, False):
+        simulators = shaped.open(1, training=training)
+        simulators.reset(0)
+        rewards.append(float(play(simulators, torch.tensor([0])).reward))
+        simulators.close()
+    assert rewards == [10.0, 1.0]
+
+
+def test_a_run_is_evaluated_without_shaped_rewards_or_in_another_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shaping.py").write_text(
+        "import gymnasium\n\n"
+        "def make_env(training=True):\n"
+        "    env = gymnasium.make('CartPole-v1', max_episode_steps=6)\n"
+        "    scale = 100 if training else 1\n"
+        "    return gymnasium.wrappers.TransformReward(env, lambda reward: scale * reward)\n\n"
+        "def longer():\n"
+        "    return gymnasium.make('CartPole-v1', max_episode_steps=7)\n"
+    )
+    out = ["--launcher", "inline", "--env-steps", "300", "--out", str(tmp_path / "run")]
+    assert main(["train", "--env", f"{tmp_path / 'shaping.py'}:make_env", "--algorithm", "a2c", *out]) == 0
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [pair[0] for record in records for pair in record.get("episode_returns", ())][:2] == [600, 600]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval_return_mean"] == 6
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run"), "--env", f"{tmp_path / 'shaping.py'}:longer", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["eval_return_mean"] == 7
 
 
 def test_a_folder_of_modules_is_stored_only_where_it_must(place: Path) -> None:

@@ -19,9 +19,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from filming import record_game
 from murmurate.cli import doctor
 from murmurate.errors import MissingExtra, Refusal
-from murmurate.evaluation.games import evaluate, record_game
+from murmurate.evaluation.games import evaluate
 from murmurate.recipes import recipe
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds import vizdoom as worlds

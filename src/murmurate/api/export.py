@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import MissingExtra, Refusal, RunFailed, cause_of
 from murmurate.spec import EnvSpec
+from murmurate.training.host import versions
 from murmurate.training.run import Run
-from murmurate.training.run_folder import plain, versions
+from murmurate.training.run_folder import plain
 
 SUFFIXES = (".safetensors", ".pt2", ".onnx")
 _METADATA = "murmurate"

@@ -1,9 +1,8 @@
-"""``murmurate.load``: a trained model, to act, predict, evaluate and export."""
+"""A trained model, to act, predict, evaluate and export."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -13,62 +12,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from murmurate import recipes
 from murmurate.api.export import Exported, check_path, description, export_program, export_weights
-from murmurate.api.fields import in_float32, integer, with_places
+from murmurate.api.fields import integer
 from murmurate.api.observations import array_of, documents_of, mask_of, pair_hint, without_tensors
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
 from murmurate.ranges import Seed
 from murmurate.replica.state_dict import tensors_of
 from murmurate.spec import EnvSpec, derive_generator
-from murmurate.training import checkpoint
 from murmurate.training.data_record import read_fingerprint
-from murmurate.training.evaluate import best_checkpoint, figures
-from murmurate.training.restore import load_agent
+from murmurate.training.evaluate import figures
 from murmurate.training.run import Run
 from murmurate.training.threads import keeping_threads
 from murmurate.worlds.interface import Formats, SimulatorWorld
-from murmurate.worlds.own import replaced_by
-
-
-def load(
-    folder: str | os.PathLike[str],
-    *,
-    best: bool = False,
-    env: str | Callable[..., Any] | None = None,
-    world: Mapping[str, object] | None = None,
-) -> TrainedModel:
-    """The model of a run folder, with the consensus parameters of its last checkpoint.
-
-    Args:
-        folder: folder of a run, which may still be going on.
-        best: load the checkpoint with the best mean return instead of the last.
-        env: makes the environment, where the folder cannot name it (it was a lambda, say); the run that is
-            loaded has its name.
-        world: for ``evaluate``, where the data are now (``{"path": "new/place"}``), or that broken images are
-            to be left out (``{"skip_bad": True}``). The folder stays as it is.
-
-    Raises:
-        Refusal: for another field of the world, for ``env`` if no class or function of yours made the
-            environment, and if there is no run, no checkpoint, or a checkpoint that does not fit the run.
-    """
-    run_folder = Path(folder).expanduser()
-    with replaced_by(env) as replacement, keeping_threads():
-        run = with_places(recipes.relocated(recipes.stored(run_folder), replacement), world or {})
-        # loads the user's environment, and raises what is wrong with it before a checkpoint is looked for
-        run.world.spec(read_fingerprint(run_folder))
-        if not best:
-            path, learner = checkpoint.load_newest(
-                run_folder / "checkpoints", lambda each: load_agent(in_float32(run), each)
-            )
-            return TrainedModel(run, path, learner)
-        path = best_checkpoint(run, run_folder, "best")
-        return TrainedModel(run, path, load_agent(in_float32(run), path))
 
 
 class TrainedModel:
-    """A trained model. ``load`` makes it.
+    """A trained model. ``murmurate.load`` makes it.
 
     An agent has ``act``; a classifier, a mixture and a topic model have ``predict``; all have ``evaluate``
     and ``export``. A recurrent agent, or one that sees a stack of observations, remembers the past between
@@ -79,10 +39,10 @@ class TrainedModel:
         folder: folder of the run.
     """
 
-    def __init__(self, run: Run, checkpoint_folder: Path, learner: Any) -> None:
+    def __init__(self, run: Run, folder: Path, checkpoint_folder: Path, learner: Any) -> None:
         self.run = run
-        self._checkpoint = checkpoint_folder.absolute()  # the process may change its directory
-        self.folder = self._checkpoint.parents[1]
+        self.folder = folder.absolute()  # the process may change its directory
+        self._checkpoint = checkpoint_folder.absolute()
         self._learner = learner
         for replica in self._learner.replicas.values():
             replica.module.eval()
@@ -361,7 +321,13 @@ class TrainedModel:
         episodes, seed = integer("episodes", episodes, int), integer("seed", seed, Seed)
         with keeping_threads():
             result = figures(
-                self.run, self._checkpoint, count=episodes, seed=seed, sample=sample, learner=self._learner
+                self.run,
+                self._checkpoint,
+                count=episodes,
+                seed=seed,
+                sample=sample,
+                learner=self._learner,
+                of=self.folder,
             )
         result.pop("best_eval_return_mean", None)  # it compares two checkpoints
         return result

@@ -15,7 +15,8 @@ from murmurate.bench._commands import run_murmurate
 from murmurate.bench._result import Log
 from murmurate.record.runs import RecordedRun, open_run
 from murmurate.record.stored import read_object
-from murmurate.training.run_folder import hardware, set_aside, versions, write_json
+from murmurate.training.host import hardware, versions
+from murmurate.training.run_folder import set_aside, write_json
 
 
 def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:

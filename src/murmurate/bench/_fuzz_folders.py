@@ -142,8 +142,8 @@ def _compare_what_is_loaded(saved: Saved, verb: str) -> None:
             )
         work(run, context)
 
-    def compared_load(run: Run, folder: Path) -> Any:
-        agent = load(run, folder)
+    def compared_load(run: Run, folder: Path, of: Path | None = None) -> Any:
+        agent = load(run, folder, of)
         _check(plain(run) == saved.run, "the run")
         _check(_digest(agent) in saved.digests, "the parameters")
         return agent

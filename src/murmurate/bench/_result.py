@@ -14,7 +14,7 @@ from typing import Any
 import rich.console
 import rich.table
 
-from murmurate.training.run_folder import hardware, versions
+from murmurate.training.host import hardware, versions
 
 Log = Callable[[str], None]
 _PACKAGES = ("numpy", "gymnasium", "ale-py", "stable-baselines3")

@@ -22,7 +22,7 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
 from murmurate.nets.precision import faster_precision, native_bfloat16
 from murmurate.spec import usable_cores
-from murmurate.training.run_folder import hardware, versions
+from murmurate.training.host import hardware, versions
 from murmurate.worlds import adroit, dm_control, mazes, vizdoom
 from murmurate.worlds.atari import games
 from murmurate.worlds.dm_control import DmcWorld

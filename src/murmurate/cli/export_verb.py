@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from murmurate.cli.result_verbs import add_checkpoint
 from murmurate.errors import Refusal, quoted
 
 
@@ -31,6 +32,7 @@ def add_verb(verbs: Any) -> None:
         action="store_true",
         help="with --to: the best checkpoint instead of the last (of runs on simulators only)",
     )
+    add_checkpoint(export)
     export.add_argument("--csv", type=Path, metavar="FILE", help="a row for each record of metrics.jsonl")
     export.add_argument("--parquet", type=Path, metavar="FILE", help="the same, for data frames")
     export.add_argument("--json", action="store_true", help="print what was written, as one JSON object")
@@ -45,17 +47,20 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             f"Say what to write, as in: murmurate export {quoted(options.folder)} --to policy.onnx "
             "(.pt2, .safetensors), --csv record.csv or --parquet record.parquet"
         )
-    if options.best and options.to is None:
-        raise Refusal("--best chooses the parameters that --to exports, and a record has none. Leave it out.")
+    if (options.best or options.checkpoint) and options.to is None:
+        option = "--best" if options.best else "--checkpoint"
+        raise Refusal(
+            f"{option} chooses the parameters that --to exports, and a record has none. Leave it out."
+        )
     files = [path.absolute() for path in (options.to, options.csv, options.parquet) if path is not None]
     if len(set(files)) < len(files):
         raise Refusal("--to, --csv and --parquet name the same file twice. Give each a file of its own.")
     if options.to is not None:
         from murmurate.api.export import check_path
-        from murmurate.api.model import load
+        from murmurate.api.loading import load
 
         check_path(options.to)
-        model = load(options.folder, best=options.best).export(options.to)
+        model = load(options.folder, best=options.best, checkpoint=options.checkpoint).export(options.to)
         written |= {**dataclasses.asdict(model), "path": str(model.path)}
         lines.append(f"{model.path}: {_contents(model)}")
     for name in ("csv", "parquet"):

@@ -37,6 +37,7 @@ def add_verbs(verbs: Any) -> None:
         action="store_true",
         help="the best checkpoint instead of the last (of runs on simulators only)",
     )
+    add_checkpoint(evaluate)
     seed_help = "of the games, or of the draw of test images"
     evaluate.add_argument("--seed", type=number_argument(Seed), help=seed_help)
     evaluate.add_argument(
@@ -66,12 +67,23 @@ def add_verbs(verbs: Any) -> None:
         default=None,
         help="file (default: report.html in the run's folder; for several runs, comparison.html here)",
     )
+    report.add_argument("--json", type=Path, metavar="FILE", help="write the numbers of the page here, too")
     add_env_in_place(report)
     report.set_defaults(act=_report)
 
 
 def _option(name: str) -> str:
     return f"--world.{name.replace('_', '-')}"
+
+
+def add_checkpoint(verb: Any) -> None:
+    """Add ``--checkpoint``, for verbs that load parameters."""
+    verb.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="another checkpoint of the run instead of the last: a copy of DIR/checkpoints/last, say",
+    )
 
 
 def add_env_in_place(verb: Any) -> None:
@@ -103,6 +115,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
             video=options.video,
             seed=options.seed,
             sample=options.sample,
+            path=options.checkpoint,
         )
     if options.json:
         print(json.dumps(figures))
@@ -126,6 +139,10 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
 
         if options.out is not None:
             raise Refusal("The page of a study is report.html in its folder. Leave out --out.")
+        if options.json is not None:
+            raise Refusal(
+                'The numbers of a study are JSON in its page, in <script id="data">. Leave out --json.'
+            )
         print(rewrite_page(options.folders[0])[0])
         return 0
     named = run_folders(options.folders)
@@ -145,5 +162,5 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             if ages[0] <= ages[1]:  # there is none, or it is of an earlier policy
                 write_picture(run, folder)
             more = run.evaluation.sections(folder)
-    print(report(folders, options.out or default_out, more))
+    print(report(folders, options.out or default_out, more, options.json))
     return 0

@@ -7,12 +7,11 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from murmurate.spec import Episode, TimeStep, derive_generator, derive_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
 _MOST_RESTARTS = 20  # of one game; one whose simulator always fails would go on until the limit of env steps
+_MOST_FRAMES = 4_500  # of a video
 _REPORT_SECONDS = 10.0  # least time between two lines about how far an evaluation is
 
 
@@ -136,9 +136,14 @@ class Games(Evaluation):
         games = f"{_games(figures['episodes'])}{actions}"
         return f"Evaluation over {games}: {mean:.2f}{spread}{reached}{ended}{failed}"
 
-    def video(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
-        frames, _ = record_game(cast(SimulatorWorld, context.world), learner, context.seed)
-        return frames
+    def video(self, learner: Agent, context: EvalContext) -> Iterator[Picture | None]:
+        return filmed_game(
+            cast(SimulatorWorld, context.world),
+            learner,
+            context.seed,
+            min(_MOST_FRAMES, self.eval_max_env_steps),
+            greedy=not context.sample,
+        )
 
 
 def _games(count: int) -> str:
@@ -263,13 +268,16 @@ def evaluate(
     )
 
 
-def record_game(
-    world: SimulatorWorld, policy: Policy, seed: int, max_steps: int = 4_500
-) -> tuple[npt.NDArray[np.uint8], float]:
-    """The frames of a greedy game, [n, H, W, 3] uint8, one for each env step, and its return.
+def filmed_game(
+    world: SimulatorWorld, policy: Policy, seed: int, max_steps: int = _MOST_FRAMES, *, greedy: bool = True
+) -> Generator[Picture | None, None, float]:
+    """Play a game; yields a frame [H, W, 3] uint8 before each env step, and None where the frames so far do
+    not count, as the simulator failed and the game begins anew. Returns the game's return.
 
-    It is game 0 of ``evaluate`` with this seed (unless the policy draws its actions: there it draws those of
-    all games together), up to its end or ``max_steps``: the frames are held in memory, 0.1 MB each for Atari.
+    It is game 0 of ``evaluate`` with this seed and ``greedy``, up to its end or ``max_steps``. (Where actions
+    are drawn, it only begins as that game, unless it is the only one: ``evaluate`` draws those of all games
+    together.)
+
     Raises ``MissingExtra`` where drawing needs a package that is not installed, ``ValueError`` for
     ``max_steps`` < 1.
     """
@@ -277,18 +285,17 @@ def record_game(
         raise ValueError(f"a video needs at least one step, got {max_steps}")
     generator = derive_generator(seed, "evaluation")
     game = _begin(world, policy, seed, 0, picture=True)
-    frames: list[Picture] = []
     try:
         with in_evaluation_mode(*_modules(policy)):
-            for _ in range(max_steps):
-                if game.first:  # without those of an episode that was lost
-                    frames.clear()
-                frames.append(game.simulator.picture())
-                if game.step(_act(policy, [game], generator)).episodes:
+            for step in range(max_steps):
+                if game.first and step:
+                    yield None
+                yield game.simulator.picture()
+                if game.step(_act(policy, [game], generator, greedy)).episodes:
                     break
     finally:
         _close(game)
-    return np.stack(frames), game.return_so_far
+    return game.return_so_far
 
 
 def _close(game: _Game) -> None:

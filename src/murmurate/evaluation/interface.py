@@ -81,7 +81,8 @@ class Evaluation(Protocol):
         ...
 
     def video(self, learner: Any, context: EvalContext) -> Any:
-        """Frames [n, H, W, 3] uint8 of one greedy episode; None where the world cannot be drawn."""
+        """The frames of one episode, greedy unless ``context.sample``: an iterable of [H, W, 3] uint8, where
+        None means that the frames before it do not count. None where the world cannot be drawn."""
         return None
 
     def sections(self, folder: Path) -> list[tuple[str, str]]:

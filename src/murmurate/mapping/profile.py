@@ -15,8 +15,9 @@ from murmurate.mapping.learning import Learning, digest
 from murmurate.mapping.lines import Line
 from murmurate.mapping.primitives import PRIMITIVES, shape_of
 from murmurate.record.stored import UNSOUND, output
+from murmurate.training.host import hardware, versions
 from murmurate.training.run import Run
-from murmurate.training.run_folder import hardware, plain, versions
+from murmurate.training.run_folder import plain
 
 FORMAT = 1
 _REMEDY = "Measure it there: murmurate plan RECIPE --profile --on FILE."

@@ -19,7 +19,7 @@ _NONE = "\N{EN DASH}"
 
 def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
     """The table of one or more groups: its headings ("heads", ``Cell``s), its "rows" (each a "key" of the
-    legend and "cells"), and a "note" below them."""
+    legend, "cells", and "numbers" for programs), and a "note" below them."""
     references, first = groups.reference_returns(shown), shown[0].runs[0]
     only = next(iter(references.values()))[0] if len(references) == 1 else None
     heads: list[Cell] = [
@@ -36,7 +36,14 @@ def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
         ("dead", ""),
     ]
     returns = {world: value for world, (value, _) in references.items()}
-    rows = [{"key": group_key(group), "cells": _cells(group, returns.get(group.world))} for group in shown]
+    rows = [
+        {
+            "key": group_key(group),
+            "cells": _cells(group, returns.get(group.world)),
+            "numbers": _numbers(group, returns.get(group.world)),
+        }
+        for group in shown
+    ]
     return {"heads": heads, "rows": rows, "note": _note(shown, references)}
 
 
@@ -65,6 +72,34 @@ def _cells(group: RunGroup, reference: float | None) -> list[Cell]:
     ]
 
 
+def _numbers(group: RunGroup, reference: float | None) -> dict[str, Any]:
+    """The numbers of a row, by the names of ``summary.json`` where they have one: means over the runs, except
+    for counts of runs and replicas, the greatest and the median staleness, and medians in "reached"."""
+    first, (mean, error) = group.runs[0], _mean_and_error(group)
+    reached = None if reference is None else _first_reached(group, reference)
+    return {
+        "group": group.label,
+        "recipe": first.recipe,
+        "strategy": first.strategy_name,
+        "replicas": first.replicas,
+        "folders": [str(run.folder) for run in group.runs],
+        "figure": main_figure([group]).name,
+        "mean": mean,
+        "stderr": error,
+        **{fact: _mean_fact(group, fact) for fact in ("train_return_mean", "env_steps", "frames")},
+        "virtual_seconds" if first.virtual else "wall_seconds": group.mean(groups.seconds),
+        "env_steps_per_second": group.mean(groups.env_steps_per_second),
+        "reached": reached and {"return": reference, **reached},
+        "waiting_share": group.mean(groups.waiting_share),
+        "staleness_median": groups.median(group.staleness_counts),
+        "staleness_max": max(group.values(lambda run: run.fact("staleness_max")), default=None),
+        "disagreement_final": _mean_fact(group, "disagreement_final"),
+        "bytes_exchanged": group.mean(groups.bytes_exchanged),
+        "bytes_per_update": group.mean(groups.bytes_per_update),
+        "dead_replicas": sum(len(run.dead_replicas) for run in group.runs),
+    }
+
+
 def _mean_fact(group: RunGroup, fact: str) -> float | None:
     return group.mean(lambda run: run.fact(fact))
 
@@ -75,30 +110,41 @@ def _frames(group: RunGroup) -> float | None:
 
 
 def _evaluation(group: RunGroup) -> str:
-    """Mean ± standard error: over the runs if several have a figure, else over the games, or other examples,
-    of the only one that has."""
+    mean, error = _mean_and_error(group)
+    return number_text(mean) if error is None else f"{number_text(mean)} ± {number_text(error)}"
+
+
+def _mean_and_error(group: RunGroup) -> tuple[float | None, float | None]:
+    """Mean and standard error of the main figure: over the runs if several have it, else over the games, or
+    other examples, of the only one that has."""
     figure, headline = main_figure([group]), group.runs[0].run.get("headline") or {}
     means = group.values(lambda run: run.fact(figure.name))
     if not means:
-        return number_text(None)
+        return None, None
     spread = headline.get("spread") if headline.get("metric") == figure.name else ""
     error = _mean_fact(group, spread or "eval_return_stderr")
     if len(means) > 1:
         error = statistics.stdev(means) / len(means) ** 0.5
-    mean = number_text(statistics.fmean(means))
-    return mean if error is None else f"{mean} ± {number_text(error)}"
+    return statistics.fmean(means), error
 
 
 def _reached(group: RunGroup, reference: float | None) -> Cell:
     """Median env steps and seconds at which the runs first had a mean return of ``reference``."""
     if reference is None:
         return _NONE, ""
+    if (reached := _first_reached(group, reference)) is None:
+        return "not reached", ""
+    runs = reached["runs"]
+    of_runs = "" if runs == len(group.runs) else f" ({runs} of {len(group.runs)} runs)"
+    return number_text(round(reached["env_steps"])), f"{number_text(reached['seconds'])} s{of_runs}"
+
+
+def _first_reached(group: RunGroup, reference: float) -> dict[str, Any] | None:
     reached = [where for run in group.runs if (where := groups.reaches(run, reference)) is not None]
     if not reached:
-        return "not reached", ""
+        return None
     steps, seconds = (statistics.median(values) for values in zip(*reached, strict=True))
-    of_runs = "" if len(reached) == len(group.runs) else f" ({len(reached)} of {len(group.runs)} runs)"
-    return number_text(round(steps)), f"{number_text(seconds)} s{of_runs}"
+    return {"env_steps": steps, "seconds": seconds, "runs": len(reached)}
 
 
 def _staleness(group: RunGroup) -> Cell:

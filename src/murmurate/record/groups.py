@@ -27,6 +27,7 @@ _MAY_DIFFER = frozenset(
         "seed",
         "command",
         "format",
+        "files",
         "imports",
         "launcher",
         "loggers",

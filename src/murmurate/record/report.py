@@ -33,18 +33,25 @@ _FACTS = (
 )  # fmt: skip
 
 
-def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tuple[str, str]] = ()) -> Path:
+def report(
+    directories: Sequence[Path | str],
+    out: Path | str,
+    more: Sequence[tuple[str, str]] = (),
+    numbers: Path | None = None,
+) -> Path:
     """Write the page to ``out`` (``report.html`` inside it, if it is a folder) and return its path.
 
-    more: titles and HTML of further sections of the page about one run (``Evaluation.sections``). Raises
-    ``Refusal``, before anything is written, for a folder that holds no run or no records, and where the page
-    cannot be written.
+    more: titles and HTML of further sections of the page about one run (``Evaluation.sections``). numbers:
+    file to which the page's numbers are also written, as JSON. Raises ``Refusal`` for a folder
+    that holds no run or no records, before anything is written, and where a file cannot be written.
     """
     if not directories:
         raise Refusal("There is nothing to report on; give one or more run folders.")
     runs = [open_run(directory) for directory in directories]
     try:
-        page = _render(runs, more)
+        shown = _single_run(runs[0], more) if len(runs) == 1 else _comparison(runs)
+        data = _numbers(runs, shown)
+        page = render(shown, data, [run.folder for run in runs])
     except UNSOUND as error:  # the values are of the right kinds, but make no sense together
         folders = " and ".join(str(run.folder) for run in runs)
         raise Refusal(
@@ -52,23 +59,46 @@ def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tu
             "whose metrics.jsonl or summary.json is damaged."
         ) from error
     out = Path(out)
+    if numbers is not None:
+        _write(json.dumps(data, indent=1, allow_nan=False) + "\n", numbers, "--json")
     return write_html(page, out / "report.html" if out.is_dir() else out)
 
 
 def write_html(page: str, out: Path) -> Path:
     """Write a page atomically: a reader sees the old one or the new one. Raises Refusal if that fails."""
+    return _write(page, out, "--out")
+
+
+def _write(text: str, out: Path, option: str) -> Path:
     try:
         with output(out) as target:
-            target.write_text(page, encoding="utf-8")
+            target.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
         cause = cause_of(error)
-        raise Refusal(f"Cannot write {out}: {cause}; give another file with --out, or make room.") from error
+        raise Refusal(
+            f"Cannot write {out}: {cause}; give another file with {option}, or make room."
+        ) from error
     return out
 
 
-def _render(runs: Sequence[RecordedRun], more: Sequence[tuple[str, str]]) -> str:
-    shown = _single_run(runs[0], more) if len(runs) == 1 else _comparison(runs)
-    return render(shown, {"runs": [_data(run) for run in runs]}, [run.folder for run in runs])
+def _numbers(runs: Sequence[RecordedRun], shown: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a page with the variables ``shown``, as values for JSON."""
+    numbers: dict[str, Any] = {"runs": [_data(run) for run in runs]}
+    if shown["comparison"] is not None:
+        numbers["groups"] = [row["numbers"] for row in shown["comparison"]["rows"]]
+    for section in shown["sections"]:
+        numbers |= section.data
+    finite: dict[str, Any] = _finite(numbers)
+    return finite
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with None for numbers that JSON has not."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def render(shown: dict[str, Any], data: dict[str, Any], sources: Sequence[Path]) -> str:
@@ -210,10 +240,10 @@ def _data(run: RecordedRun) -> dict[str, Any]:
         "recipe": run.recipe,
         "strategy": run.strategy_name,
         "replicas": run.replicas,
-        **{key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()},
+        **facts,
         "gradient_cosine": None
         if cosines is None or run.replicas > run_sections.DRAWN_COSINES
-        else [[None if math.isnan(v) else v for v in row] for row in cosines.tolist()],
+        else cosines.tolist(),
         "command": run.command[0],
     }
 
@@ -234,7 +264,7 @@ def _details(run: RecordedRun) -> list[tuple[str, str]]:
     more = {key: value for key, value in ends.items() if key not in run.run}
     for fields, number in ((run.run, _setting), (more, number_text)):
         for key, value in fields.items():
-            if key not in ("command", "events") and value is not None:
+            if key not in ("command", "events", "files") and value is not None:
                 text = _fields(value, number) if isinstance(value, dict) else _text(value, number)
                 if not isinstance(value, list) or len(text) <= _LONGEST_LIST:
                     rows.append((key.replace("_", " "), text))

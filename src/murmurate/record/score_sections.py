@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -78,7 +80,13 @@ def _scores(title: str, figure: Figure, summaries: Sequence[tuple[RunGroup, Scor
         f"fewer than about {score_statistics.FEWEST_FOR_INTERVALS} runs such intervals are too narrow."
     )
     drawing = svg(_dots(figure, summaries), 9.4, 0.9 + 0.36 * len(summaries), name="interquartile means")
-    return Section(title, text, figures=[drawing], layout="wide", table=(heads, rows), note=note)
+    data = [
+        {"group": group.label, "figure": figure.name, **dataclasses.asdict(scores)}
+        for group, scores in summaries
+    ]
+    return Section(
+        title, text, figures=[drawing], layout="wide", table=(heads, rows), note=note, data={"scores": data}
+    )
 
 
 def _improvements(figure: Figure, scored: Sequence[tuple[RunGroup, Sequence[float]]]) -> list[Section]:
@@ -88,10 +96,12 @@ def _improvements(figure: Figure, scored: Sequence[tuple[RunGroup, Sequence[floa
     if not pairs:
         return []
     rows: list[tuple[str, float, Interval | None]] = []
+    data: list[dict[str, Any]] = []
     for (first, ours), (second, theirs) in pairs[:MOST_PAIRS]:
         better, worse = (theirs, ours) if figure.lower_is_better else (ours, theirs)
         chance, interval = score_statistics.probability_of_improvement(better, worse)
         rows.append((f"{first.label}\nover {second.label}", chance, interval))
+        data.append({"group": first.label, "over": second.label, "probability": chance, "interval": interval})
     text = (
         "The probability that a run of the first has a better score than a run of the second, equal scores "
         "counting half, with its 95% bootstrap interval. An interval that contains 50% does not tell the two "
@@ -102,7 +112,8 @@ def _improvements(figure: Figure, scored: Sequence[tuple[RunGroup, Sequence[floa
     left_out = len(pairs) - len(rows)
     note = f"{left_out} more pairs are left out: compare fewer groups." if left_out else ""
     drawing = svg(_chances(rows), 9.4, 0.9 + 0.52 * len(rows), name="probability of improvement")
-    return [Section("Probability of improvement", text, figures=[drawing], layout="wide", note=note)]
+    title, numbers = "Probability of improvement", {"improvements": data}
+    return [Section(title, text, figures=[drawing], layout="wide", note=note, data=numbers)]
 
 
 def _interval(interval: Interval | None) -> str:

@@ -6,8 +6,9 @@ Pages about single runs and comparisons share them where possible; they take gro
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from murmurate.record import drawings
 from murmurate.record.console import clock
@@ -39,7 +40,7 @@ class Section:
 
     layout: a CSS class for the figures: "square", "three", "four" (a row), "wide", "speed" or "strips".
     figures: HTML, which is not escaped. image: a picture's URL. table: (heads, rows). details: (name, value)
-    pairs. code: commands.
+    pairs. code: commands. data: the section's numbers by name, for programs; not shown.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Section:
     details: Sequence[tuple[str, str]] = field(default=())
     code: Sequence[str] = ()
     note: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 SPAN_KEYS = [

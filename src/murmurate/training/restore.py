@@ -39,16 +39,16 @@ def refusing_misfits(saved: Path | str) -> Iterator[None]:
         ) from error
 
 
-def load_agent(run: Run, folder: Path, device: torch.device | None = None) -> Any:
+def load_agent(run: Run, folder: Path, of: Path | None = None, device: torch.device | None = None) -> Any:
     """The learner (an agent, if it acts) with the consensus parameters of a checkpoint folder, such as
-    ``checkpoints/last``.
+    ``checkpoints/last``. of: the run folder, where the checkpoint is a copy outside of it.
 
     Floating-point buffers are the mean over the replicas saved in the checkpoint. A data set is not read: the
     run folder stores its spec. device: of the learner; None: the CPU. Raises Refusal if the checkpoint is
     damaged, or not of this run.
     """
     torch.set_num_threads(run.placement.threads)
-    fingerprint = read_fingerprint(run_folder(folder))
+    fingerprint = read_fingerprint(run_folder(folder) if of is None else of)
     with refusing_misfits(folder):
         spec, where = run.world.spec(fingerprint), device or torch.device("cpu")
         agent = run.learner.build(Context(spec, Replica, run.seed, where))

@@ -8,7 +8,6 @@ import fcntl
 import itertools
 import json
 import os
-import platform
 import re
 import reprlib
 import shutil
@@ -22,23 +21,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-import torch
-
-import murmurate
 from murmurate import plugins
 from murmurate.errors import Refusal, cause_of, did_you_mean, quoted, refuse_not_utf8
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, replacing, seal
 from murmurate.strategies import strategies
 from murmurate.training.command import commands
+from murmurate.training.host import hardware, versions
 from murmurate.training.option_names import option_name
+from murmurate.training.own_files import digests
 from murmurate.training.run import Run
 from murmurate.worlds.modules import search
 
 # keys of run.json beside the fields of the Run
 _OTHER_KEYS = frozenset(
-    {"format", "unit", "curves", "headline", "versions", "hardware", "command", "simulated", "imports"}
+    {
+        "format",
+        "unit",
+        "curves",
+        "headline",
+        "versions",
+        "hardware",
+        "files",
+        "command",
+        "simulated",
+        "imports",
+    }
 )
 _INTEGER_LIMIT = 2**1000  # integers must be smaller in magnitude, so that they can be converted to float
 
@@ -157,11 +165,12 @@ def new_folder(name: str) -> Path:
 
 def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
     """Write ``run.json``: the resolved Run, ``extra_fields`` (JSON values), its evaluation's curves, the
-    commands that made it, and this process's versions, hardware and imported modules. Raises Refusal for a
-    path that is not UTF-8."""
+    commands that made it, this process's versions, hardware and imported modules, and digests of the user's
+    own files. Raises Refusal for a path that is not UTF-8."""
+    settings = plain(run)
     content = {
         "format": FORMAT,
-        **plain(run),
+        **settings,
         **extra_fields,
         "unit": run.unit,
         "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
@@ -169,6 +178,7 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
         "versions": versions(),
         "hardware": hardware(),
         "command": commands(folder),
+        **({"files": files} if (files := digests(settings)) else {}),
         **({"imports": imports} if (imports := plugins.imports()) else {}),
     }
     refuse_not_utf8(content, "run.json")
@@ -354,26 +364,6 @@ def restored_if_refused(folder: Path, *names: str) -> Iterator[None]:
         raise Refusal(f"{folder} cannot be written: {cause_of(error)}. Make room, or copy it.") from error
 
 
-def versions() -> dict[str, str]:
-    return {
-        "murmurate": murmurate.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-def hardware() -> dict[str, Any]:
-    """The hardware of this host (``cores``: logical ones), as stored with every run and benchmark result."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "cpu": _cpu_name(),
-        "cores": psutil.cpu_count() or 1,
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpus": gpus,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
 def write_roles(
     folder: Path, pids: dict[int, int | None], replicas: int, hosts: Mapping[int, str] | None = None
 ) -> None:
@@ -390,11 +380,3 @@ def write_roles(
     ]
     with replacing(folder / "roles.jsonl") as fresh:
         fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"

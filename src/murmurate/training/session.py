@@ -19,6 +19,7 @@ from murmurate.training.data_record import check_data, record_data, refuse_missi
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_ignored, signals_restored
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.manifest import MANIFEST_NAME
+from murmurate.training.own_files import warn_of_changes
 from murmurate.training.place import FolderGone, FollowedFolder
 from murmurate.training.preflight import build_once, preflight, prepared, resolved
 from murmurate.training.restore import (
@@ -179,6 +180,7 @@ def resume(
         with locked(folder):
             check_data(folder, run.world)  # first, because with other data a checkpoint may not fit either
             newest = checkpoint.newest(folder / "checkpoints", lambda path: _check_fits(run, folder, path))
+            warn_of_changes(folder, plain(stored))
             if stored != recorded:
                 write_run(folder, stored)
             with run_folder.restored_if_refused(folder, "run.json", "summary.json"):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from murmurate.errors import Refusal, cause_of, refuse_not_utf8
 from murmurate.recipes import recipe
 from murmurate.record.stored import UNSOUND, read_object
-from murmurate.training import checkpoint
+from murmurate.training import checkpoint, own_files
 from murmurate.training.run import Run
 from murmurate.training.run_folder import locked, plain, write_json
 
@@ -63,6 +63,16 @@ class RunProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def changed_files(folders: Iterable[Path], run: Run) -> str:
+    """A warning, if files of the user's own have changed since the runs in ``folders`` began; else empty."""
+    if not (paths := own_files.changed(folders, plain(run))):
+        return ""
+    return (
+        f"warning: since runs in this folder began, {' and '.join(paths)} changed: the next runs may be of "
+        "another environment or net. Restore the former content, or choose another folder with --out."
+    )
 
 
 class HeldRun:

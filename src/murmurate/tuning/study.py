@@ -60,6 +60,8 @@ class Study:
         code. Raises Refusal for a folder, sampler or pruner that cannot be used; MissingExtra without Optuna;
         RunFailed if no trial finishes, none has the objective's figure, or the database fails."""
         self._claim()
+        if warning := run_process.changed_files(self.folder.glob("trial-*"), self.run):
+            self.say(warning)
         self._trials = self._opened()
         self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         with database_errors(self.folder):

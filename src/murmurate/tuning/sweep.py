@@ -16,6 +16,7 @@ from murmurate.record.figures import number_text
 from murmurate.record.report import report
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.record.sweeps import FILE, seed_folders
+from murmurate.training import own_files
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, set_aside
 from murmurate.tuning import run_process
@@ -55,6 +56,8 @@ class Sweep:
         finished = [seed for seed, path in paths.items() if run_process.has_finished(path)]
         if finished:
             self.say(f"finished before: {_seeds(finished)}")
+        if warning := run_process.changed_files(seed_folders(self.folder).values(), self.run):
+            self.say(warning)
         remaining = iter([seed for seed in self.seeds if seed not in finished])
 
         def start() -> tuple[int, Running] | None:
@@ -131,6 +134,11 @@ class Sweep:
         paths = seed_folders(self.folder).values()  # those of earlier commands included
         finished = [path for path in paths if run_process.has_finished(path)]
         if finished:
+            if changed := own_files.differing(finished):
+                self.say(
+                    f"warning: {' and '.join(changed)} changed while the seeds were trained, which may be of "
+                    "different environments or nets. Train them anew in another folder: --out."
+                )
             self.say(
                 scores_line([each for path in finished if (each := run_process.summary(path))], self.run)
             )

@@ -104,19 +104,35 @@ def has_parameter(function: Callable[..., Any], name: str) -> bool:
         return False
 
 
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether ``function`` can be given ``name=``: it has that parameter, or takes any (``**kwargs``), as
+    ``functools.partial(gymnasium.make, ...)`` does.
+
+    For ``num_envs``, by which the kind of the environment is told, see ``has_parameter``.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
 def make(
     target: str,
     folder: str,
     name: str,
     max_episode_steps: int | None = None,
     picture: bool = False,
+    training: bool = True,
 ) -> Any:
     """The environment as the user made it, with a time limit around it if one is given.
+
+    picture, training: see ``call``.
 
     Raises ``Refusal`` if it cannot be made or is not a ``gymnasium.Env``.
     """
     function, _ = find_callable(target, folder, name)
-    env = call(function, name, picture)
+    env = call(function, name, picture, training)
     if not isinstance(env, gymnasium.Env):
         function_name = getattr(function, "__name__", "make_env")
         raise Refusal(
@@ -131,16 +147,20 @@ def make(
             )
     if picture and env.render_mode != "rgb_array":
         raise Refusal(
-            f"{name} has no pictures: its function must take render_mode, which is then 'rgb_array', and "
-            "pass it on to the environment."
+            f"{name} has no pictures: its function must take render_mode (or **kwargs), which is then "
+            "'rgb_array', and pass it on to the environment."
         )
     return env if max_episode_steps is None else TimeLimit(env, max_episode_steps)
 
 
-def call(function: Callable[..., Any], name: str, picture: bool, **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it has that
-    parameter. Raises ``Refusal`` if the function raises."""
-    if picture and has_parameter(function, "render_mode"):
+def call(
+    function: Callable[..., Any], name: str, picture: bool, training: bool = True, **arguments: Any
+) -> Any:
+    """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it takes
+    that, and ``training`` if it has that parameter. Raises ``Refusal`` if the function raises."""
+    if has_parameter(function, "training"):  # with **kwargs, it might not know what to do with it
+        arguments["training"] = training
+    if picture and takes(function, "render_mode"):
         modules.draw_without_screen()
         arguments["render_mode"] = "rgb_array"
     try:
@@ -150,7 +170,7 @@ def call(function: Callable[..., Any], name: str, picture: bool, **arguments: An
     except (Exception, SystemExit) as problem:
         raise Refusal(
             f"The world {name} cannot be made: its function raised {type(problem).__name__}: {problem}. It "
-            "is called without arguments, except for num_envs and render_mode where it takes these."
+            "is called without arguments, except for num_envs, training and render_mode where it takes these."
         ) from problem
 
 

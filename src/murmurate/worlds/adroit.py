@@ -64,7 +64,7 @@ class AdroitWorld(ViewedWorld):
     def name(self) -> str:
         return _PREFIX + self.task
 
-    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+    def _open(self, simulators: int, training: bool, first: int, picture: bool) -> Simulators:
         options: dict[str, Any] = {"task": self.task, "max_episode_steps": self.max_episode_steps}
         if self.served and not picture:
             spec = self._served_spec()

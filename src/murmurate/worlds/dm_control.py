@@ -170,7 +170,7 @@ class DmcWorld(ViewedWorld):
             "picture": False,
         }
 
-    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+    def _open(self, simulators: int, training: bool, first: int, picture: bool) -> Simulators:
         spec, limit = self._plain_spec, self.max_episode_steps
         if self.pixels or (self.served and not picture):
             screen = SCREEN if picture else None

@@ -153,7 +153,7 @@ class GymWorld(ViewedWorld):
     def _registered(self) -> Any:
         return _gym_env.registered(self.id, self.folder)
 
-    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+    def _open(self, simulators: int, training: bool, first: int, picture: bool) -> Simulators:
         registered = self._registered
         options: dict[str, Any] = {
             "ident": self.id,

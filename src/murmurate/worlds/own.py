@@ -2,7 +2,7 @@
 function that makes a gymnasium environment, with any wrappers.
 
 If it has a parameter ``num_envs``, it must return a ``gymnasium.vector.VectorEnv`` of that many environments
-instead.
+instead. If it has a parameter ``training``, it is true in training and false in evaluations and for pictures.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
 
     Args:
         env: a class or function that returns a ``gymnasium.Env`` (or, given ``num_envs``, a
-            ``gymnasium.vector.VectorEnv``), or a name as ``world_name`` reads it. A callable that other
-            processes cannot import by name (a lambda, a nested function, an object) makes a world for this
-            process alone: for the launcher ``inline``.
+            ``gymnasium.vector.VectorEnv``), and may take ``training`` and ``render_mode``; or a name as
+            ``world_name`` reads it. A callable that other processes cannot import by name (a lambda, a nested
+            function, an object) makes a world for this process alone: for the launcher ``inline``.
 
     Raises:
         Refusal: for a name that refers to nothing, and for an ``env`` that is neither a name nor callable;
@@ -251,7 +251,7 @@ class OwnWorld(ViewedWorld):
             rescale_actions=self.rescale_actions,
         )
 
-    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+    def _open(self, simulators: int, training: bool, first: int, picture: bool) -> Simulators:
         space_options: dict[str, Any] = {"observe": self.observe, "joint_actions": self.joint_actions}
         options: dict[str, Any] = {"target": self.target, "folder": self.folder, "name": self.name}
         function, _ = _own_env.find_callable(**options)
@@ -259,10 +259,10 @@ class OwnWorld(ViewedWorld):
             self._check_vector()
 
             def make_vector() -> Any:
-                return _own_env.call(function, self.name, picture, num_envs=simulators)
+                return _own_env.call(function, self.name, picture, training, num_envs=simulators)
 
             return VectorSimulators(self.name, make_vector, simulators, first, **space_options)
-        options["max_episode_steps"] = self.max_episode_steps
+        options |= {"max_episode_steps": self.max_episode_steps, "training": training}
         if self.served and not picture:
             if (why := self.bound_to_process()) is not None:
                 raise Refusal(f"served is true. {why}")

@@ -127,8 +127,8 @@ class VectorSimulators:
     def picture(self) -> Picture:
         if self._env.render_mode != "rgb_array":
             raise Refusal(
-                f"{self.spec.name} has no pictures: its function must take render_mode, which is then "
-                "'rgb_array', and pass it on to the environments."
+                f"{self.spec.name} has no pictures: its function must take render_mode (or **kwargs), "
+                "which is then 'rgb_array', and pass it on to the environments."
             )
         try:
             frames: Any = self._env.render()

@@ -71,8 +71,8 @@ class ViewedWorld(SimulatorWorld):
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
-        """``training`` and ``threads`` have no effect."""
-        plain = self._open(simulators, first, picture)
+        """``threads`` has no effect, and ``training`` only on functions of the user's own that take it."""
+        plain = self._open(simulators, training, first, picture)
         return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
 
     def rescaled_bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
@@ -84,7 +84,7 @@ class ViewedWorld(SimulatorWorld):
         return low.reshape(spec.action_shape), high.reshape(spec.action_shape)
 
     @abstractmethod
-    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+    def _open(self, simulators: int, training: bool, first: int, picture: bool) -> Simulators:
         """The simulators before ``viewed``."""
 
     def _served_spec(self) -> EnvSpec:

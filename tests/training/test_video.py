@@ -1,0 +1,59 @@
+"""Files of the frames of a game."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from murmurate.errors import RunFailed
+from murmurate.training.video import Mp4, Strip
+
+
+def frame(number: int) -> np.ndarray:
+    return np.full((4, 2, 3), number, np.uint8)
+
+
+def test_a_strip_of_a_long_game_keeps_few_frames_that_are_evenly_spaced(tmp_path: Path) -> None:
+    strip = Strip()
+    for number in (9, 9, None):  # of an episode that was lost
+        strip.add(None if number is None else frame(number))
+    for number in range(251):
+        strip.add(frame(number))
+        assert len(strip._kept) <= 64
+    strip.write(tmp_path / "new" / "frames.png")
+    picture = matplotlib.image.imread(tmp_path / "new" / "frames.png")
+    shown = np.rint(255 * picture[0, ::2, 0]).astype(int)
+    np.testing.assert_allclose(shown, np.linspace(0, 250, 8), atol=8)
+    assert (shown[0], shown[-1]) == (0, 250)
+
+
+def test_a_video_is_of_the_frames_that_count(tmp_path: Path) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    target = tmp_path / "game.mp4"
+    with Mp4(target, target, 5) as video:
+        for number in (1, 2, None, 3, 4, 5):
+            video.add(None if number is None else np.full((33, 65, 3), number, np.uint8))
+        video.finish()
+    assert ffmpeg.count_frames_and_secs(str(target)) == (3, pytest.approx(3 / 5))
+
+
+def test_an_encoder_that_ends_early_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    encoder = tmp_path / "encoder"
+    encoder.write_text("#!/bin/sh\necho 'unknown codec' >&2\nexit 3\n")
+    encoder.chmod(0o755)
+    monkeypatch.setattr(ffmpeg, "get_ffmpeg_exe", lambda: str(encoder))
+    target, written = tmp_path / "game.mp4", []
+
+    def film() -> None:
+        with Mp4(target, target, 5) as video:
+            for number in range(1_000):  # far more than a pipe holds
+                video.add(np.zeros((200, 200, 3), np.uint8))
+                written.append(number)
+
+    with pytest.raises(RunFailed, match=r"game\.mp4 cannot be written: unknown codec\. "):
+        film()
+    assert len(written) < 1_000
