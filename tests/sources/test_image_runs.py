@@ -71,7 +71,7 @@ def test_a_broken_image_fails_the_run_by_name_or_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("launcher", ["local", "inline"])
 def test_a_broken_validation_image_fails_the_run_whose_folder_stays(launcher, tmp_path):
-    path = write_folder(tmp_path / "images", train=22, test=3)
+    path = write_folder(tmp_path / "images", train=22, test=9)  # so the first validation is after 3 updates
     shutil.copytree(tmp_path / "images" / "val", tmp_path / "images" / "test")
     broken = tmp_path / "images" / "val" / "class1" / "00001.jpg"
     broken.write_bytes(b"no picture")
