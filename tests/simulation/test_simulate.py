@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -441,6 +442,27 @@ def test_options_without_an_effect_are_refused(tmp_path, fields, words):
     with pytest.raises(Refusal, match=words):
         simulate(dataclasses.replace(run_of(), **fields), Cluster(), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_prepared_as_one_of_processes_is(tmp_path):
+    """An environment of one's own is tried, and the strategy takes its step from the model."""
+    (tmp_path / "failing_env.py").write_text(
+        "import gymnasium\n"
+        "class Failing(gymnasium.Wrapper):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(gymnasium.make('CartPole-v1'))\n"
+        "    def step(self, action):\n"
+        "        raise KeyError('nope')\n"
+    )
+    with pytest.raises(Refusal, match="raised KeyError in step"):
+        simulate(recipe(f"env:{tmp_path}/failing_env.py:Failing-a2c"), Cluster(), tmp_path / "env")
+    assert not (tmp_path / "env").exists()
+
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(100, 2)))
+    words = ["simulate", "table-gmm", "--world.path", str(tmp_path / "rows.npy"), "--agent.batch", "10"]
+    words += ["--agent.step-rule", "paper", "--strategy", "dpsgd", "--agent.rate", "0.2", "--updates", "2"]
+    assert main([*words, "--replicas", "2", "--out", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["strategy"]["global_learning_rate"] == 0.2
 
 
 def test_a_wrong_option_names_the_nearest(capsys):

@@ -15,7 +15,7 @@ from murmurate.evaluation.held_out import HeldOutRows
 from murmurate.evaluation.interface import EvalContext
 from murmurate.recipes import recipe
 from murmurate.spec import Placement
-from murmurate.training import evaluate
+from murmurate.training import evaluate, threads
 from murmurate.training.evaluate import evaluate_folder, figures
 from murmurate.training.run_folder import locked
 from murmurate.training.threads import all_threads, keeping_threads
@@ -68,6 +68,14 @@ def test_the_environment_bounds_the_threads(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     every = all_threads()
     assert every >= 1
-    for text, threads in (("1", 1), ("1,2", 1), ("4096", every), ("", every), ("many", every)):
+    for text, allowed in (("1", 1), ("1,2", 1), ("4096", every), ("", every), ("many", every)):
         monkeypatch.setenv("OMP_NUM_THREADS", text)
-        assert all_threads() == threads
+        assert all_threads() == allowed
+
+
+def test_all_threads_where_physical_cores_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 6)
+    for physical, found in ((None, 6), (3, 3), (8, 6)):
+        monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical, found=physical: found)
+        assert all_threads() == found

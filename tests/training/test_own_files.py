@@ -87,6 +87,9 @@ def test_digests_are_of_files_and_modules_that_are_not_installed(
     files = [str(tmp_path / "own_net_module.py"), str(tmp_path / "plugin.py")]
     assert list(digests(settings)) == files
     assert list(digests({"world": {"id": "gymnasium:CartPole-v1"}})) == files[1:]
+    ends = str(tmp_path / "ends.py")
+    Path(ends).write_text("")
+    assert list(digests({"agent": {"termination": f"{ends}:far"}})) == [ends, files[1]]
     monkeypatch.delenv("MURMURATE_IMPORT")
     sys.modules.pop("own_net_module")
     (tmp_path / "run").mkdir()

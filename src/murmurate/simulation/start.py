@@ -35,7 +35,7 @@ from murmurate.training import checkpoint
 from murmurate.training.data_record import record_data
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
 from murmurate.training.memory import planned_bytes
-from murmurate.training.preflight import preflight, resolved
+from murmurate.training.preflight import prepared, resolved
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_roles, write_run
 from murmurate.training.session import Finish, claimed, exit_status
@@ -76,7 +76,8 @@ def simulate(run: Run, cluster: Cluster, folder: Path | None, quiet: bool = Fals
         )
     run.validate()
     # two replicas suffice for these checks, and need less memory than a thousand
-    preflight(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
+    fewer = prepared(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
+    run = dataclasses.replace(fewer, replicas=run.replicas)
     refuse_if_small(
         run.members * (_MEMBER_BYTES + 16 * (planned_bytes(run) or 0)),
         f"{run.recipe} with {run.replicas} replicas",

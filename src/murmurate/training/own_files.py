@@ -16,13 +16,13 @@ from murmurate.record.stored import UNSOUND, read_object
 from murmurate.worlds.modules import folder_of
 
 # settings that may name a class or function of the user's own, as ``FILE.py:NAME`` or ``module:NAME``
-_NAMES = frozenset({"target", "id", "torso", "network"})
+_NAMES = frozenset({"target", "id", "torso", "network", "termination"})
 
 
 def digests(settings: Mapping[str, Any]) -> dict[str, str]:
     """The SHA-256 of each file of the user's own that a run's ``settings`` (see ``run_folder.plain``) name,
-    by its path: environment, torso, network, and what ``--import`` names. Modules that are installed are
-    left out, and so are files that these import.
+    by its path: environment, torso, network, termination, and what ``--import`` names. Modules that are
+    installed are left out, and so are files that these import.
     """
     sources = [name.rpartition(":")[0] for name in _names(settings)] + plugins.imports()
     paths = {path for source in sources if (path := _path(source))}

@@ -16,7 +16,8 @@ from murmurate.spec import usable_cores
 def all_threads() -> int:
     """Number of torch threads for a computation that nothing else competes with: one for each core that this
     process may use, or as many as OMP_NUM_THREADS allows."""
-    cores = min(psutil.cpu_count(logical=False) or 1, usable_cores())
+    usable = usable_cores()
+    cores = min(psutil.cpu_count(logical=False) or usable, usable)  # not known on some hosts
     allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(allowed)) if allowed.isdigit() and int(allowed) else cores
 

@@ -98,7 +98,7 @@ class Strip:
             self._kept, self._every, self._added, self._last = [], 1, 0, None
             return
         if self._added % self._every == 0:
-            self._kept.append(frame)
+            self._kept.append(frame.copy())  # some environments draw all frames in one array
             if len(self._kept) > _MOST_KEPT:
                 self._kept, self._every = self._kept[::2], 2 * self._every
         self._last, self._added = frame, self._added + 1
@@ -109,7 +109,8 @@ class Strip:
 
         if self._last is None:
             return
-        frames = self._kept if self._kept[-1] is self._last else [*self._kept, self._last]
+        is_kept = (self._added - 1) % self._every == 0
+        frames = self._kept if is_kept else [*self._kept, self._last]
         target.parent.mkdir(exist_ok=True)
         indices = np.linspace(0, len(frames) - 1, _SHOWN).astype(int)
         matplotlib.image.imsave(target, np.concatenate([frames[i] for i in indices], axis=1))

@@ -100,17 +100,23 @@ class Study:
                 stored = read_object(path)
                 stored["run"] = run_process.with_younger_fields(stored["run"], self.run)
                 differing = [name for name in settings if stored[name] != settings[name]]
+                name, direction = stored["objective"]
+                earlier = f"{name}:{direction[:3]}"
             except (OSError, *UNSOUND) as error:
                 raise Refusal(f"{path} cannot be read ({error}). Choose another folder: --out.") from error
             if differing == ["objective"] and self._opened().renew(self.objective.direction):
                 self._write(settings)
             elif differing:
+                command = str(stored.get("command", "murmurate tune"))
+                if "objective" in differing and "--objective" not in command:
+                    # by default, earlier versions took another one
+                    command += f" --objective {shlex.quote(earlier)}"
                 if "run" in differing:  # of the run, its fields are named
                     changed = sorted(n for n, v in settings["run"].items() if stored["run"][n] != v)
                     differing = [*changed, *differing[1:]]
                 raise Refusal(
                     f"{self.folder} holds a study with another {', '.join(differing)}. Go on with it: "
-                    f"{stored.get('command', 'murmurate tune')}; or choose another folder with --out."
+                    f"{command}; or choose another folder with --out."
                 )
             return
         run_process.check_free(self.folder, "study")
