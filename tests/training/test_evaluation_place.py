@@ -57,11 +57,14 @@ def test_it_has_the_first_gpu_if_that_is_here(monkeypatch: pytest.MonkeyPatch) -
     assert device(images, "cuda:0") == cpu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**33, 2**34))
     assert device(images, "cuda:1", "cpu") == torch.device("cuda:1")
     assert device(images, "cpu", "cuda:1") == cpu
     assert device(images, "cuda:2") == cpu
     assert device(images, "cuda:0", alone=False) == cpu
     assert device("cartpole-a2c", "cuda:0") == cpu
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**29, 2**34))  # others have the rest
+    assert device(images, "cuda:0") == cpu
 
 
 def test_the_environment_bounds_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,8 @@ def _is_finished_here(folder: Path) -> bool:
 
 
 def _machine(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> list[Any]:
-    return [hardware.get("cpu"), hardware.get("cores"), dict(versions)]
+    # not the versions of simulators, which most benches do not use
+    return [hardware.get("cpu"), hardware.get("cores"), *map(versions.get, ("murmurate", "python", "torch"))]
 
 
 def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:

@@ -26,6 +26,8 @@ from murmurate.training.threads import all_threads
 from murmurate.training.video import Mp4, Strip
 from murmurate.worlds.interface import Picture
 
+_LEAST_FREE_BYTES = 2 * 2**30  # of a GPU on which a data set is evaluated
+
 
 def figures(
     run: Run,
@@ -72,14 +74,15 @@ def figures(
 
 def _place(run: Run, alone: bool) -> tuple[torch.device, int]:
     """(device, number of torch threads) of an evaluation. One of a data set that is ``alone`` has all cores,
-    and the first replica's GPU, if it is on this host; another one has what a process of the run has on a
-    CPU."""
+    and the first replica's GPU, if it is on this host and has memory left; another one has what a process of
+    the run has on a CPU."""
     cpu = torch.device("cpu")
     if not alone or not is_of_examples(run):
         return cpu, run.placement.threads
     device = run.placement.device(0)
     is_here = device.type == "cuda" and torch.cuda.is_available()
     is_here = is_here and (device.index or 0) < torch.cuda.device_count()
+    is_here = is_here and torch.cuda.mem_get_info(device)[0] >= _LEAST_FREE_BYTES  # others may use it, too
     return device if is_here else cpu, max(all_threads(), run.placement.threads)
 
 

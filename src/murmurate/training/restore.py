@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Fabric
 from murmurate.record.stored import UNSOUND
 from murmurate.replica.state_dict import tensors_of, write_values
@@ -32,6 +32,11 @@ def refusing_misfits(saved: Path | str) -> Iterator[None]:
         yield
     except Refusal as refusal:
         raise Refusal(f"{saved} does not fit this run: {refusal}") from refusal
+    except torch.OutOfMemoryError as error:  # a RuntimeError
+        raise RunFailed(
+            f"there is too little memory on the GPU for {saved}. End what else uses it, or hide it from "
+            "torch: CUDA_VISIBLE_DEVICES= murmurate ..."
+        ) from error
     except UNSOUND as error:
         cause = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise Refusal(
