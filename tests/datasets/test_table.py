@@ -109,6 +109,28 @@ def test_some_columns_by_name_or_number(tmp_path):
         read_table(tmp_path / "d.csv", ("x",))
 
 
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("a,b\n1,2\n3,4\n", ("a", "a"), "names the column 'a' twice"),
+        ("a,b\n1,2\n3,2\n", ("b",), "Column 'b' is the same"),
+        ("a,b\nfirst,1,2\nsecond,3,4\n", ("b",), "header has 2 names, and its first row 3 values"),  # as R
+        ("a,b\n1,2\n\t\n3,x\n", ("b",), "line 4: column 'b' is 'x'"),
+    ],
+)
+def test_columns_that_cannot_be_taken(text, columns, message, tmp_path):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(Refusal, match=message):
+        read_table(tmp_path / "a.csv", columns)
+
+
+def test_a_vector_has_one_column(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(5.0))
+    with pytest.raises(Refusal, match="no column '3'"):
+        read_table(tmp_path / "a.npy", ("3",))
+    assert read_table(tmp_path / "a.npy", ("0",)).columns == 1
+
+
 def test_arrays_that_are_none_are_refused(tmp_path):
     np.savez(tmp_path / "two.npz", a=NUMBERS, b=NUMBERS)
     np.save(tmp_path / "deep.npy", np.zeros((2, 2, 2)))

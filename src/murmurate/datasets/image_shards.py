@@ -162,17 +162,17 @@ def _read(
     path: str, test_path: str, classes: int | None, size: int, shortest: int, skip_bad: bool, state: str
 ) -> ImageData:
     """state: of the files, for the cache."""
+    if shared := _files_of(path) & _files_of(test_path):
+        raise Refusal(
+            f"{min(shared)} is in both world.path and world.test_path, so images would be tested that are "
+            "trained on. Leave it out of one."
+        )
     skipped: Counter[str] = Counter()
     indices = {
         part: _index(pattern, skip_bad, skipped)
         for part, pattern in (("train", path), ("test", test_path))
         if pattern
     }
-    if shared := _files_of(path) & _files_of(test_path):
-        raise Refusal(
-            f"{min(shared)} is in both world.path and world.test_path, so images would be tested that are "
-            "trained on. Leave it out of one."
-        )
     for part, index in indices.items():
         refuse_unlearned(test_path if part == "test" else path, indices["train"].labels, index.labels)
     greatest = max(int(index.labels.max()) for index in indices.values())

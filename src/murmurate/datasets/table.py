@@ -62,9 +62,9 @@ class Table:
         """A copy of some rows, in the given order; ``rows`` are numbers or a mask [n]."""
         return Table(self.values[np.asarray(rows)])
 
-    def check(self) -> None:
+    def check(self, names: Sequence[str] = ()) -> None:
         """Raise Refusal, naming the first row with a number that is not finite, or the first column that is
-        constant."""
+        constant. names: of the columns, for the message; none: their numbers."""
         varies = np.zeros(self.columns, np.bool_)
         for first in range(0, len(self), _BLOCK):
             block = self.values[first : first + _BLOCK]
@@ -77,9 +77,11 @@ class Table:
                     "Leave such rows out, or fill them in."
                 )
         if len(self) and not varies.all():
+            column = int(varies.argmin())
+            name = repr(names[column]) if names else f"{column} (from 0)"
             raise Refusal(
-                f"Column {int(varies.argmin())} (from 0) is the same in every row. Leave it out "
-                "(--world.columns names those that are taken)."
+                f"Column {name} is the same in every row. Leave it out (--world.columns names those that are "
+                "taken)."
             )
 
 
@@ -97,7 +99,7 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> Table:
         table = Table(_read(path, columns))
         if not len(table):
             raise Refusal("it has no row.")
-        table.check()
+        table.check(columns)
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {cause_of(error)}.") from error
     except Refusal as refusal:
@@ -123,6 +125,11 @@ def _read(path: Path, columns: Sequence[str]) -> NDArray[Any]:
             raise Refusal(f"it holds {list(arrays)}; a table's file holds one array.")
         return _as_columns(next(iter(arrays.values())), columns)
     layout = _layout(path, {column for column in columns if not _is_number(column)})
+    if columns and layout.names and layout.columns not in (0, len(layout.names)):
+        raise Refusal(
+            f"its header has {len(layout.names)} names, and its first row {layout.columns} values, so it is "
+            "not known which column is which. Correct the header, or leave out --world.columns."
+        )
     chosen = _chosen(columns, layout.names or [str(k) for k in range(layout.columns)])
     try:
         with warnings.catch_warnings(), _text(path) as lines:
@@ -145,8 +152,10 @@ def _read(path: Path, columns: Sequence[str]) -> NDArray[Any]:
 
 def _as_columns(values: NDArray[Any], columns: Sequence[str]) -> NDArray[Any]:
     """A vector [n] as one column [n, 1]; of a matrix the ``columns``, or all."""
+    if values.ndim == 1:
+        values = values[:, None]
     if not columns or values.ndim != 2:
-        return values[:, None] if values.ndim == 1 else values
+        return values
     return values[:, _chosen(columns, [str(k) for k in range(values.shape[1])])]
 
 
@@ -160,7 +169,11 @@ def _chosen(columns: Sequence[str], names: Sequence[str]) -> list[int]:
         )
     if doubled := [column for column in columns if names.count(column) > 1]:
         raise Refusal(f"{names.count(doubled[0])} columns are called {doubled[0]!r}. Rename them.")
-    return [numbers[column] for column in columns]
+    chosen = [numbers[column] for column in columns]
+    if len(set(chosen)) < len(chosen):
+        twice = next(column for column, k in zip(columns, chosen, strict=True) if chosen.count(k) > 1)
+        raise Refusal(f"--world.columns names the column {twice!r} twice. Name it once.")
+    return chosen
 
 
 @contextlib.contextmanager
@@ -204,7 +217,7 @@ def _layout(path: Path, named: set[str]) -> _Layout:
                 # a # that is a part of a name was taken for the beginning of a comment
                 if separator is not None and separator in header_line and len(cells) != len(header.names):
                     header = header._replace(separator=separator, names=_names(header_line, separator))
-                break
+                return header._replace(columns=len(cells))
             header_line = line
             header = _Layout(separator, number + 1, _names(line.partition("#")[0], separator))
     return header
@@ -240,8 +253,10 @@ def _first_fault(path: Path, layout: _Layout, chosen: list[int], near: int) -> s
             if 1 < rows < near - 1:
                 continue
             cells = _cells(line, layout.separator)
+            if not cells:
+                continue
             columns = columns or len(cells)
-            if cells and len(cells) != columns:
+            if len(cells) != columns:
                 fault = f"the number of values is {len(cells)}, and of columns {columns}. Correct this line."
             elif wrong := [k for k in chosen or range(len(cells)) if not _is_number(cells[k])]:
                 fault = _fault_of(cells[wrong[0]], wrong[0], layout.names)
