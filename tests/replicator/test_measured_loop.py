@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from murmurate.strategies.elastic import Elastic
+from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from replicator.steps import alone, loops, processes
 
@@ -62,5 +63,7 @@ def test_asynchronous_replicas_measure_it_from_what_is_published():
     assert [after for _, after in replicas] == pytest.approx([SPREAD, SPREAD])
 
 
-def test_one_replica_does_not_disagree():
+def test_one_replica_and_those_of_one_vector_do_not_disagree():
     assert alone(apart) == (0.0, 0.0)
+    for pair in loops(2, apart, processes, Hogwild()):
+        assert pair == (0.0, 0.0)

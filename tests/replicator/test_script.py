@@ -335,6 +335,7 @@ def test_one_of_several_tasks_without_torchrun_is_refused(variables, monkeypatch
 def test_a_process_that_was_started_once_is_no_task_of_several(other):
     assert starter_of_several(SLURM_STEP) == "srun started 4 tasks"
     assert starter_of_several(SLURM_STEP | other) is None
+    assert starter_of_several({"PMI_SIZE": "3"}) == "mpirun started 3 processes"
 
 
 def test_another_output_is_refused():

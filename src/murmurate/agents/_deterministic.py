@@ -81,7 +81,7 @@ class DeterministicAgent(ActsByPolicy):
     ) -> Action:
         """The policy's action, with Gaussian noise unless ``greedy``, between the bounds."""
         features = self.policy.observation_features(observation)
-        scaled = self._policy_passes.forward(features[None])[-1][0].tanh_()
+        scaled = self._policy_passes.result(features[None])[0].tanh_()
         sigma = self.config.exploration_noise
         if not greedy and sigma:
             noise = torch.randn(scaled.shape, generator=generator, device=scaled.device)

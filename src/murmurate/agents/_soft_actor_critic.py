@@ -95,7 +95,7 @@ class SoftActorCritic:
     def act(self, observation: Tensor, generator: torch.Generator, greedy: bool) -> Action:
         """A draw from the policy; greedy: the squashed mean."""
         features = self.policy.observation_features(observation)
-        mean, log_std = self._policy_passes.forward(features[None])[-1][0].chunk(2, 1)
+        mean, log_std = self._policy_passes.result(features[None])[0].chunk(2, 1)
         if not greedy:
             noise = torch.randn(mean.shape, generator=generator, device=mean.device)
             mean = torch.addcmul(mean, limited_log_std(log_std).exp(), noise)

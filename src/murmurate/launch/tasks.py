@@ -15,7 +15,8 @@ def starter_of_several(environment: Mapping[str, str] = os.environ) -> str | Non
         tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
         if _is_several(tasks):
             return f"srun started {tasks} tasks"
-    processes = environment.get("OMPI_COMM_WORLD_SIZE", "")
+    # Open MPI's variable; that of MPICH and Intel MPI
+    processes = environment.get("OMPI_COMM_WORLD_SIZE", environment.get("PMI_SIZE", ""))
     return f"mpirun started {processes} processes" if _is_several(processes) else None
 
 

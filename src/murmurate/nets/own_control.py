@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from murmurate import plugins
-from murmurate.nets._conv_kernels import is_traced
 from murmurate.nets.torso import described, seeded_by, trial_result
 from murmurate.spec import EnvSpec, derive_generator
 
@@ -78,13 +77,18 @@ class OwnPasses:
         """From the input [E, B, F + D]: the scaled actions and the result, both with their graph, followed by
         the result [E, B, out] without it."""
         observation, action = x[..., : self._net.observed], x[..., self._net.observed :]
-        if self._gradient is None or is_traced():
+        if self._gradient is None:
             result = self._net.results(observation, action, members)
             return [action, result, result]
         with torch.enable_grad():
             action = action.detach().requires_grad_(action.is_floating_point())  # a policy has none
             result = self._net.results(observation, action, members)
         return [action, result, result.detach()]
+
+    def result(self, x: Tensor) -> Tensor:
+        """The result [E, B, out] alone, for no ``backward``."""
+        result: Tensor = self._net(x)
+        return result
 
     def rows(self, activations: list[Tensor], rows: slice) -> list[Tensor]:
         """What ``backward`` needs for some rows of a batch. The others have no gradient."""

@@ -57,6 +57,10 @@ class Passes:
                 x.add_(bias)
         return [*activations, x]
 
+    def result(self, x: Tensor) -> Tensor:
+        """The result [E, B, out] alone, for no ``backward``."""
+        return self.forward(x)[-1]
+
     def rows(self, activations: list[Tensor], rows: slice) -> list[Tensor]:
         """What ``backward`` needs for some rows of a batch."""
         return [activation[:, rows] for activation in activations[:-1]]

@@ -35,8 +35,11 @@ class MeasuredLoop(LoopCollectives):
         Under strategies with common rounds all replicas must call it, and wait for one another. Under the
         others nobody waits, and the x_i of another living replica is what it has published last: in its last
         step under gala, push-sum and asynchronous gossip, else at its end (see ``finish``). NaN while none
-        of these is known; 0 for one replica. What it sends is not counted in ``bytes_exchanged``.
+        of these is known; 0 for one replica, and under Hogwild, whose replicas have one vector. What it sends
+        is not counted in ``bytes_exchanged``.
         """
+        if self.strategy.behaviour.carries == "nothing":
+            return 0.0
         square = norm_square = 0.0
         known = self.size
         with torch.no_grad():
