@@ -33,9 +33,10 @@ from murmurate.simulation.result import summarize
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.training import checkpoint
 from murmurate.training.data_record import record_data
+from murmurate.training.ends import warn_of_many_passes
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
 from murmurate.training.memory import planned_bytes
-from murmurate.training.preflight import preflight, resolved
+from murmurate.training.preflight import preflight, resolved, try_once
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_roles, write_run
 from murmurate.training.session import Finish, claimed, exit_status
@@ -90,6 +91,8 @@ def simulate(run: Run, cluster: Cluster, folder: Path | None, quiet: bool = Fals
     run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
     if any(device != "cpu" for device in run.placement.devices):
         raise Refusal("a simulated cluster runs on the CPU. Use --placement.devices cpu.")
+    try_once(run.world)
+    warn_of_many_passes(run)
     with claimed(folder, f"{run.recipe}-simulated") as folder:
         write_run(folder, run, simulated=plain(cluster))
         record_data(folder, run.world)
