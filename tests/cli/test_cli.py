@@ -278,7 +278,9 @@ def test_a_dry_run_prints_the_settings_that_the_run_would_have_and_leaves_nothin
     assert settings == {name: stored[name] for name in settings}
     assert {"strategy", "agent", "replicas", "updates"} <= settings.keys()
     assert "GiB. Nothing was started." in said.err
-    assert "replicas is 0" in refused(capsys, "train", "cartpole-gala", "--dry-run", "--replicas", "0")
+    assert "replicas is 0" in refused(capsys, "train", "--dry-run", "cartpole-gala", "--replicas", "0")
+    line = refused(capsys, "train", "cartpole-gala", *SHORT, "--dry-run", "--out", finished)
+    assert "already holds a run" in line
     assert not list(tmp_path.iterdir())
 
 

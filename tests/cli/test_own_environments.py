@@ -116,8 +116,9 @@ def test_an_environment_that_fails_at_once_is_refused_once_before_the_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "their_envs.py").write_text(FAULTY)
     words = ["--env", f"their_envs.py:{name}", "--algorithm", "a2c", "--replicas", "2", "--updates", "2"]
-    assert main(["train", *words]) == 2
-    assert capfd.readouterr().err.count(sentence) == 1
+    for verb in ("train", "simulate"):
+        assert main([verb, *words]) == 2
+        assert capfd.readouterr().err.count(sentence) == 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -29,7 +29,9 @@ from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
 
 # options that take no value, of the verbs that take a name
-_WITHOUT_VALUE = frozenset(("--apply", "--check", "--json", "--profile", "--skip-bad", "--transpose"))
+_WITHOUT_VALUE = frozenset(
+    ("--apply", "--check", "--dry-run", "--json", "--profile", "--skip-bad", "--transpose")
+)
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 

@@ -200,17 +200,20 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if (ranks := engine.dictated_replicas()) is not None:
         run = changed(dataclasses.replace(base, replicas=ranks), options, rest, verb)
     if options.dry_run:
-        return _show(run, engine)
+        # ranks may go on with the run of an earlier start in that folder
+        return _show(run, engine, options.out if ranks is None else None)
     return report_end(train(run, options.out, engine, stored))
 
 
-def _show(run: Any, engine: Any) -> int:
-    """Check ``run``, and print its settings and the memory that it needs."""
+def _show(run: Any, engine: Any, out: Path | None) -> int:
+    """Check ``run``, and print its settings and the memory that it needs. Raises Refusal."""
     from murmurate.training.memory import needed_bytes, planned_bytes
     from murmurate.training.preflight import prepared, resolved
-    from murmurate.training.run_folder import plain
+    from murmurate.training.run_folder import plain, refuse_taken
 
     run = resolved(prepared(run, engine))
+    if out is not None:
+        refuse_taken(out)
     print(json.dumps(plain(run), indent=2))
     size = planned_bytes(run)
     memory = "" if size is None else f", and would need at least {needed_bytes(run, size) / 2**30:.2f} GiB"

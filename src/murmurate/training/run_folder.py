@@ -51,8 +51,8 @@ _OTHER_KEYS = frozenset(
 _INTEGER_LIMIT = 2**1000  # integers must be smaller in magnitude, so that they can be converted to float
 
 
-def claim(folder: Path) -> None:
-    """Make the folder of a new run. Raises Refusal if it holds a run or anything else, or cannot be made."""
+def refuse_taken(folder: Path) -> None:
+    """Raise Refusal if ``folder`` holds a run or anything else, or is no folder."""
     if (folder / "run.json").exists():
         if _is_simulated(folder):
             raise Refusal(f"{folder} already holds a simulated run. Choose another folder with --out.")
@@ -66,18 +66,28 @@ def claim(folder: Path) -> None:
             f"{folder} already holds a run. Go on with it: murmurate resume {quoted(folder)}; "
             "or choose another folder with --out."
         )
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise Refusal(f"{folder} is not empty and holds no run. Choose another folder with --out.")
+    except OSError as error:
+        raise _cannot_be_made(folder, error) from error
+
+
+def claim(folder: Path) -> None:
+    """Make the folder of a new run. Raises Refusal if it is taken (``refuse_taken``), or cannot be made."""
+    refuse_taken(folder)
     existed = folder.exists()
     try:
-        if existed and any(folder.iterdir()):
-            raise Refusal(f"{folder} is not empty and holds no run. Choose another folder with --out.")
         (folder / "checkpoints").mkdir(parents=True)
     except OSError as error:
         if not existed:
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        raise Refusal(
-            f"{folder} cannot be made: {cause_of(error)}. Choose another folder with --out."
-        ) from error
+        raise _cannot_be_made(folder, error) from error
+
+
+def _cannot_be_made(folder: Path, error: OSError) -> Refusal:
+    return Refusal(f"{folder} cannot be made: {cause_of(error)}. Choose another folder with --out.")
 
 
 def _is_simulated(folder: Path) -> bool:
