@@ -61,6 +61,12 @@ READERS_FILES = {  # what the page's reader has, and the file here
     r"(?<=eval )(RUN|runs/fashion-sn-gan-\.\.\.)": "$(ls -td runs/fashion-*/ | head -1)",
     r"runs/topics-\d+-\d+": "$(ls -td runs/topics-*/ | head -1)",
 }
+_CLASSES = (
+    "Warehouse",
+    "Wide",
+    "Shared",
+    "Critic",
+)  # a class of each block of worlds.md that is put into a file
 ENDS = """
 def fallen(observations):
     return observations[:, 0].abs() > 10
@@ -108,10 +114,11 @@ def files(folder: Path) -> None:
     np.savetxt(folder / "rows.csv", rows, delimiter=",")
     (folder / "ends.py").write_text(ENDS)
     (folder / "my_module.py").write_text(REGISTERED)
-    warehouse, _vector, wide, shared, pair = python("worlds")
+    blocks = python("worlds")
+    warehouse, *nets = (next(b for b in blocks if f"class {name}(" in b) for name in _CLASSES)
     register = 'gymnasium.register("Warehouse-v0", Warehouse, max_episode_steps=100)\n'
     (folder / "warehouse.py").write_text(warehouse + register)
-    (folder / "nets.py").write_text(wide + shared + pair)
+    (folder / "nets.py").write_text("".join(nets))
     (folder / "examples").symlink_to(ROOT / "examples")
 
 
