@@ -36,7 +36,7 @@ SHORTER = {  # the first that a command begins with is put behind it
     "murmurate train cartpole-gala --help": "",
     "murmurate train cartpole-a2c --seeds 0-4": "--seeds 0-1 --env-steps 1500",
     "murmurate train cartpole-a2c --seeds 0-9": "--seeds 0-2 --env-steps 1500",
-    "murmurate train folder-resnet18": "--env-steps 24 --agent.batch 12 --world.size 32",
+    "murmurate train folder-resnet18": "--updates 2 --agent.batch 12 --world.size 32",
     "murmurate train": "--env-steps 3000",
     "murmurate tune cartpole-a2c --search": "--env-steps 1500 --trials 2",  # a field is searched once
     "murmurate tune cartpole-gala": "--env-steps 1500 --trials 2",

