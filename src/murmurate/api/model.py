@@ -25,6 +25,7 @@ from murmurate.training.evaluate import figures
 from murmurate.training.run import Run
 from murmurate.training.threads import keeping_threads
 from murmurate.worlds.interface import Formats, SimulatorWorld
+from murmurate.worlds.viewed import rescaled
 
 
 class TrainedModel:
@@ -246,7 +247,7 @@ class TrainedModel:
         if self._rescaled_bounds is None:
             return clipped
         low, high = self._rescaled_bounds
-        return low + (clipped + 1.0) / 2.0 * (high - low)
+        return rescaled(clipped, low, high - low)
 
     # -- all models ---------------------------------------------------------------------------------
 

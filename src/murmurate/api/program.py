@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec
+from murmurate.worlds.viewed import rescaled
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class GreedyPolicy(nn.Module):
         if self._spec.action_shape:
             actions = actions.view(-1, *self._spec.action_shape)
             if self._rescales:
-                actions = self.low + (actions.clamp(-1.0, 1.0) + 1.0) / 2.0 * (self.high - self.low)
+                actions = rescaled(actions, self.low, self.high - self.low)
             else:
                 actions = torch.minimum(torch.maximum(actions, self.low), self.high)
         memory = (result.memory,) if self.recurrent else ()

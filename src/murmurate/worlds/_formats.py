@@ -12,6 +12,7 @@ import numpy.typing as npt
 from murmurate.worlds._gym_env import close
 from murmurate.worlds._spaces import action_format, batch_size, description, observation_format, row_of
 from murmurate.worlds.interface import Formats
+from murmurate.worlds.viewed import rescaled
 
 _DISCRETE = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary)
 
@@ -48,7 +49,7 @@ def formats_of(
 
     def convert_action(action: npt.NDArray[Any]) -> Any:
         if rescale_actions:
-            action = low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
+            action = rescaled(action, low, high - low)
         converted = actions.convert(action)
         return np.array(converted) if all(map(np.isscalar, converted)) else _stacked_arrays(converted)
 

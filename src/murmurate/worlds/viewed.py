@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,15 @@ def viewed_spec(spec: EnvSpec, *, frame_stack: int = 1, rescale_actions: bool = 
             history=1 if spec.images else frame_stack * spec.history,
         )
     return spec
+
+
+Array = TypeVar("Array", Tensor, npt.NDArray[Any])
+
+
+def rescaled(action: Array, low: Array, span: Array) -> Array:
+    """Actions, clipped to [-1, 1] and scaled linearly to the bounds from ``low`` to ``low + span``."""
+    scaled: Array = low + (action.clip(-1.0, 1.0) + 1.0) / 2.0 * span
+    return scaled
 
 
 class ViewedWorld(SimulatorWorld):
@@ -136,7 +145,7 @@ class RescaledActions(_Wrapper):
         self._span = torch.tensor(spec.action_high).view(spec.action_shape) - self._low
 
     def send(self, action: Tensor) -> None:
-        self.inside.send(self._low + (action.clamp(-1.0, 1.0) + 1.0) / 2.0 * self._span)
+        self.inside.send(rescaled(action, self._low, self._span))
 
 
 class StackedObservations(_Wrapper):
