@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.spec import usable_cores
 from murmurate.strategies.interface import Strategy
+from murmurate.training.threads import threads_of_environment
 
 
 def checked_devices(devices: str | Sequence[str | Sequence[str]]) -> tuple[tuple[str, ...], ...]:
@@ -78,10 +78,7 @@ def seconds(name: str, value: Any) -> float:
 def default_threads(members: int) -> int:
     """Torch threads for each of ``members`` on this host: as OMP_NUM_THREADS says, else an equal share of the
     cores."""
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # it may list a number for each level
-    if first.isdecimal() and int(first) > 0:
-        return int(first)
-    return max(1, usable_cores() // members)
+    return threads_of_environment() or max(1, usable_cores() // members)
 
 
 def refuse_replicas_that_cannot_agree(strategy: Strategy, replicas: int) -> None:

@@ -18,8 +18,13 @@ def all_threads() -> int:
     process may use, or as many as OMP_NUM_THREADS allows."""
     usable = usable_cores()
     cores = min(psutil.cpu_count(logical=False) or usable, usable)  # not known on some hosts
-    allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return min(cores, int(allowed)) if allowed.isdigit() and int(allowed) else cores
+    return min(cores, threads_of_environment() or cores)
+
+
+def threads_of_environment() -> int | None:
+    """The number in OMP_NUM_THREADS, which may list one for each level of nesting; None if it has none."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
 
 
 @contextlib.contextmanager
