@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from murmurate import plugins
-from murmurate.nets.torso import described, seeded_by, trial_result
+from murmurate.nets.own_network import made_by
+from murmurate.nets.torso import described, trial_result
 from murmurate.spec import EnvSpec, derive_generator
 
 _ALL = slice(None)
@@ -162,8 +161,7 @@ def own_nets(
 def _modules(
     spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator
 ) -> tuple[nn.Module, nn.Module]:
-    with seeded_by(generator):
-        made: Any = plugins.call_named(network, "net", "--agent.network", spec, hidden)
+    made = made_by(network, spec, hidden, generator)
     policy, critic = getattr(made, "policy", None), getattr(made, "critic", None)
     if not (isinstance(policy, nn.Module) and isinstance(critic, nn.Module)):
         raise ValueError(

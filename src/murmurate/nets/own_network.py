@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -190,9 +191,15 @@ def refuse_low_precision(network: str, precision: str) -> None:
         raise ValueError("precision bfloat16 is for torsos, and network is a whole net: use float32")
 
 
-def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
+def made_by(network: str, spec: EnvSpec, hidden: Sequence[int], generator: torch.Generator) -> Any:
+    """What the class or function ``network`` makes; layers draw their initial weights by ``generator``'s
+    seed. Raises ValueError if there is none, or if it raises."""
     with seeded_by(generator):
-        net = plugins.call_named(network, "net", _OPTION, spec, hidden)
+        return plugins.call_named(network, "net", _OPTION, spec, hidden)
+
+
+def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
+    net = made_by(network, spec, hidden, generator)
     if not isinstance(net, nn.Module):
         raise ValueError(f"the net {network} is of type {type(net).__name__}, and must be a torch.nn.Module")
     return net
