@@ -133,6 +133,9 @@ def test_a_folder_whose_run_had_other_settings_is_refused(tmp_path: Path, traine
         _resumable.train(other.run, SILENT)
     assert len(trainer.commands) == 2  # one for each end of the first plan's run
     _resumable.train(job.run, SILENT)
+    job.run.folder.with_name(f"{job.run.folder.name}.settings.json").unlink()
+    with pytest.raises(RunFailed, match=r"settings\.json, which says with what settings, is missing"):
+        _resumable.train(other.run, SILENT)
 
 
 def test_simulators_that_learners_cannot_have_equally_are_refused(tmp_path: Path, trainer: Trainer) -> None:
@@ -152,6 +155,9 @@ def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path
     field = _gala.jobs(small)
     over, half, cut_off, *_ = field
     _resumable.train(over.run, SILENT)
+    _resumable.train(half.run, SILENT)
+    for end in half.run.ends:
+        half.run.summary_file(end).unlink()
     save(half.folder, 3_000)
     cut_off.folder.mkdir()  # killed before it saved anything: it counts whole
     cost = _resumable.expected([job.run for job in field], SILENT)

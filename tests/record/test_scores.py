@@ -132,6 +132,9 @@ def test_the_numbers_of_a_page_are_also_a_file(tmp_path: Path) -> None:
     assert 10 <= low < 11.5 < high <= 19
     (pair,) = numbers["improvements"]
     assert (pair["group"], pair["over"], pair["probability"]) == ("gala", "all-reduce", 14.5 / 16)
+    written = page.read_text()
+    assert main([*words[:-1], str(page.parent / "." / page.name)]) == 2
+    assert page.read_text() == written
     report(folders[:1], page, numbers=file)
     assert json.loads(file.read_text()).keys() == {"runs"}
     assert main([*words[:-1], str(tmp_path / "nowhere" / "numbers.json")]) == 2

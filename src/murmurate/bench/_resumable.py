@@ -172,10 +172,15 @@ def reports(runs: Mapping[Any, ResumableRun], where: str) -> list[str]:
 
 
 def _check_settings(run: ResumableRun) -> None:
-    """Refuse to reuse a folder whose run had other settings; note those of a new one beside its folder."""
+    """Refuse to reuse a folder whose run had other or unknown settings; note those of a new run beside it."""
     path = run.folder.with_name(f"{run.folder.name}.settings.json")
     settings = {"recipe": run.recipe, "settings": list(run.settings)}
     if not path.exists():
+        if run.checkpoint() is not None or any(run.summary_file(end).exists() for end in run.ends):
+            raise RunFailed(
+                f"{run.folder} holds a run, and {path.name}, which says with what settings, is missing. "
+                "Choose another folder with --where, or remove this one."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
     elif (stored := read_object(path)) != settings:

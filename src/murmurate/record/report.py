@@ -43,7 +43,8 @@ def report(
 
     more: titles and HTML of further sections of the page about one run (``Evaluation.sections``). numbers:
     file to which the page's numbers are also written, as JSON. Raises ``Refusal`` for a folder
-    that holds no run or no records, before anything is written, and where a file cannot be written.
+    that holds no run or no records and for one file for both, before anything is written, and where a file
+    cannot be written.
     """
     if not directories:
         raise Refusal("There is nothing to report on; give one or more run folders.")
@@ -59,9 +60,14 @@ def report(
             "whose metrics.jsonl or summary.json is damaged."
         ) from error
     out = Path(out)
+    out = out / "report.html" if out.is_dir() else out
     if numbers is not None:
+        if numbers.resolve() == out.resolve():
+            raise Refusal(
+                f"{out} would be the page and the file of its numbers. Give another file with --json."
+            )
         _write(json.dumps(data, indent=1, allow_nan=False) + "\n", numbers, "--json")
-    return write_html(page, out / "report.html" if out.is_dir() else out)
+    return write_html(page, out)
 
 
 def write_html(page: str, out: Path) -> Path:
