@@ -89,7 +89,7 @@ def test_the_manifests_command_is_one_and_its_cores_are_enough() -> None:
 
 COMMANDS = {  # stand-ins for Slurm's: one node, and srun runs the command here; torchrun of this Python
     "scontrol": "echo localhost",
-    "srun": 'exec "$@"',
+    "srun": '[ "$1" = --cpus-per-task ] || exit 9; shift 2; exec "$@"',
     "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
 }
 
@@ -125,6 +125,11 @@ def test_a_job_of_a_script_gives_it_to_torchrun_with_its_arguments(tmp_path: Pat
     done = job(tmp_path, "--epochs", "2", stand_ins=says, SCRIPT="train.py", **given)
     assert done.stdout.startswith("3 --nnodes 1 --nproc-per-node 4 ")
     assert done.stdout.endswith(":29400 train.py --epochs 2\n")
+    shared = {"SECRET_FILE": given["SECRET_FILE"], "SLURM_CPUS_PER_TASK": "8", "RANKS": "4"}
+    done = job(tmp_path, stand_ins=says, SCRIPT="train.py", OMP_NUM_THREADS="", **shared)
+    assert done.stdout.startswith("2 ")  # an equal share of the cores
+    done = job(tmp_path, "cartpole-a2c", stand_ins=says, OMP_NUM_THREADS="", **shared)
+    assert done.stdout.startswith("1 ")
     done = job(tmp_path, "cartpole-a2c", stand_ins=says, **given)
     assert f"-m murmurate train cartpole-a2c --launcher torchrun --out {tmp_path}/runs" in done.stdout
 

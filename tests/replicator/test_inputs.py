@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -173,3 +174,15 @@ def test_batches_have_a_length_if_their_source_has_one(replicas, workers, per):
         loops(2, lambda loop: len(loop.inputs(iter([rows(0)]))))
     with pytest.raises(TypeError, match="not known where inputs"):
         loops(2, lambda loop: len(loop.inputs(lambda rank: [rows(0)], per="replica")))
+
+
+def test_batches_have_the_attributes_of_their_loader():
+    loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=2)
+
+    def script(loop):
+        batches = loop.inputs(loader)
+        return batches.dataset is loader.dataset, batches.batch_size, copy.copy(batches).batch_size
+
+    assert loops(2, script) == [(True, 2, 2)] * 2
+    with pytest.raises(AttributeError, match="no attribute 'dataset'"):
+        loops(2, lambda loop: loop.inputs(lambda rank: [rows(0)], per="replica").dataset)

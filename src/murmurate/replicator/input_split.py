@@ -143,7 +143,8 @@ class Batches(Iterator[Any]):
     loop over them begins a new pass.
 
     new_pass: begins a pass. takers: how many workers or replicas take batches of ``source`` in turn. The
-    number includes batches that turn out to have fewer rows than shares.
+    number includes batches that turn out to have fewer rows than shares. Other attributes are those of
+    ``source``.
     """
 
     def __init__(self, new_pass: Callable[[], Iterator[Any]], source: InputSource, takers: int) -> None:
@@ -161,6 +162,11 @@ class Batches(Iterator[Any]):
         except StopIteration:
             self._ended = True
             raise
+
+    def __getattr__(self, name: str) -> Any:  # dataset, sampler and others of a DataLoader
+        if name.startswith("_") or callable(self._source):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._source, name)
 
     def __len__(self) -> int:
         if callable(self._source):
