@@ -296,6 +296,17 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("repetitions", "perplexity.repetitions"),
         ],
     ),
+    "mapping-table": (
+        "environment, batch",
+        lambda result: [(f"{cell['environment']}, {cell['batch']:,}", cell) for cell in result["cells"]],
+        [
+            ("learner", "learner"),
+            ("replay manager", "replay_manager"),
+            ("storage", "storage"),
+            ("gradient steps / s", "steps_per_second"),
+            ("replay manager on the FPGA", "others.cpu-fpga"),
+        ],
+    ),
     "cartpole-learning": (
         "strategy",
         _learning,
