@@ -48,24 +48,7 @@ def test_a_module_in_place_of_the_optimizer_is_refused():
         loops(1, lambda loop: loop.wrap_optimizer(tanh_net(torch.float32)))
 
 
-# -- scalers, frozen parameters, schedulers ---------------------------------------------------------
-
-
-def test_a_gradient_scaler_is_refused_and_a_disabled_one_is_not():
-    def script(loop, enabled):
-        net = tanh_net(torch.float32)
-        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
-        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
-        for x, y in loop.inputs(pairs(2, dtype=torch.float32)):
-            optimizer.zero_grad()
-            scaler.scale(F.mse_loss(net(x), y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        return optimizer.replica.clock
-
-    with pytest.raises(Refusal, match=r"GradScaler skips the steps.*bfloat16"):
-        loops(2, lambda loop: script(loop, True))
-    assert loops(2, lambda loop: script(loop, False)) == [2, 2]
+# -- frozen parameters, schedulers -------------------------------------------------------------------
 
 
 def test_a_parameter_that_is_frozen_after_wrapping_is_refused_and_may_be_frozen_between_steps():

@@ -18,7 +18,8 @@ _SAMPLES = 256
 class FiniteGradients:
     """Checks a sample of this replica's own gradients before every step, and warns once.
 
-    Not on accelerators, where reading it would wait for the device. bound: the replicas by name.
+    Not on accelerators, where reading it would wait for the device, nor with a gradient scaler, which skips
+    such steps. bound: the replicas by name.
     """
 
     def __init__(self, rank: int, bound: Mapping[str, BoundReplica]) -> None:
@@ -28,7 +29,7 @@ class FiniteGradients:
 
     def step(self, replica: Replica) -> None:
         """Before a step on the replica's own gradient."""
-        if self._warned or replica.device.type != "cpu":
+        if self._warned or replica.device.type != "cpu" or hasattr(replica.update, "skips_overflows"):
             return
         sample = self._samples.get(replica.name)
         if sample is None:

@@ -114,6 +114,23 @@ def refuse_schedulers(replica: Replica, optimizer: torch.optim.Optimizer, strate
     replica.exchange = exchange_unless_scheduled
 
 
+def skip_overflows(replica: Replica) -> None:
+    """Let updates along a gradient that is not finite change nothing but the clock, as a gradient scaler
+    does. The average of all-reduce is not finite if one member's gradient is not, so all skip it."""
+    if hasattr(replica.update, "skips_overflows"):
+        return
+    update = replica.update
+
+    def update_if_finite() -> None:
+        if bool(replica.grad.isfinite().all()):
+            update()
+        else:
+            replica.tick()
+
+    update_if_finite.skips_overflows = True  # type: ignore[attr-defined]
+    replica.update = update_if_finite  # type: ignore[method-assign]
+
+
 class WrappedOptimizer(torch.optim.Optimizer):
     """Behaves like the optimizer that it wraps, except that ``step()`` runs the strategy's update.
 
@@ -121,17 +138,26 @@ class WrappedOptimizer(torch.optim.Optimizer):
     of the flat vector of ``replica``. ``last`` is the result of the last step: how many members took part in
     it, and how stale it was (see ``Exchange``).
 
+    waits: whether replicas wait for one another, so that all must make the same number of steps. parts:
+    number of processes that share a replica.
+
     Differs: a parameter that the loss does not touch has gradient zero instead of None (see ``Replica``).
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, replica: Replica, module: nn.Module | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        replica: Replica,
+        module: nn.Module | None = None,
+        waits: bool = False,
+        parts: int = 1,
     ) -> None:
         # no super().__init__(): all attributes are the wrapped optimizer's
         self.optimizer = optimizer
         setattr(optimizer, MARK, True)
         self.replica = replica
         self.last: Exchange | None = None
+        self._waits, self._parts = waits, parts
         self._is_stepping = False  # whether a step of this object is being made
         self._counts = [  # of the parameters in each group
             sum(start <= p.start < stop for p in replica.slices) for start, stop in replica.group_bounds
@@ -179,12 +205,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Read by ``torch.amp.GradScaler.step``. Raises Refusal."""
-        raise Refusal(
-            "a GradScaler skips the steps of one replica where its gradient overflows, so the replicas would "
-            "make different numbers of steps. Use torch.autocast with dtype=torch.bfloat16, which needs no "
-            "scaler."
-        )
+        """Read by ``torch.amp.GradScaler.step``, which then leaves unscaling and skipping to ``step``: it
+        sets ``found_inf``, and ``grad_scale``, None if the script has unscaled the gradient. Raises Refusal
+        for a replica of several parts."""
+        if self._parts > 1:
+            raise Refusal(
+                "a GradScaler would skip the steps of one part of a replica alone. Use torch.autocast with "
+                "dtype=torch.bfloat16, which needs no scaler."
+            )
+        return True
 
     def __repr__(self) -> str:
         return f"WrappedOptimizer({self.optimizer!r})"
@@ -210,6 +239,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
                     "weight decay and momentum would still move it. Freeze it before, and leave it out of "
                     "the optimizer's groups; or give it an optimizer of its own, and do not step that one."
                 )
+        if "found_inf" in vars(self) and self._skips_scaled_step():
+            return loss
         self._is_stepping = True
         try:
             self.last = self.replica.follow(self.replica.grad)
@@ -218,6 +249,20 @@ class WrappedOptimizer(torch.optim.Optimizer):
         # a scheduler that was made with the plain optimizer looks for this, and warns without it
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return loss
+
+    def _skips_scaled_step(self) -> bool:
+        """Unscale the gradient, as ``torch.amp.GradScaler`` asks. If it has overflowed: whether the step is
+        left out; where replicas wait for one another it is made all the same, along a gradient of NaN, which
+        changes no replica's parameters by its optimizer."""
+        scale: Tensor | None = vars(self)["grad_scale"]
+        if scale is not None:
+            self.replica.grad.div_(scale.to(self.replica.device))
+        if self._waits:
+            skip_overflows(self.replica)
+        if not float(vars(self)["found_inf"]):
+            return False
+        self.replica.grad.fill_(torch.nan)  # what was clipped since may be finite
+        return not self._waits
 
     def _attach_gradients(self) -> None:
         """Make all gradients views of the flat gradient again, as ``module.zero_grad()`` replaces them by

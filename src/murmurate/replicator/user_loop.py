@@ -215,7 +215,7 @@ class OwnLoop(StoppableLoop):
         if module is not None:
             self._modules[label] = module
             self._equalise(label, module)
-        wrapped = WrappedOptimizer(optimizer, replica, module)
+        wrapped = WrappedOptimizer(optimizer, replica, module, self.strategy.synchronous, self.parts.size)
         if not self.is_centre:
             wrapped.refuse_plain_steps()
         if self.strategy.centre and schedule is None:
