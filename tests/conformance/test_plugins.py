@@ -47,6 +47,12 @@ def summary(folder: Path) -> dict[str, Any]:
     return found
 
 
+def periods(folder: Path, replica: int) -> list[float]:
+    """The figure of its own that post-local-sgd records: 1 for four updates, then 2."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [r["period"] for r in records if r["replica"] == replica and "period" in r]
+
+
 @pytest.mark.parametrize(
     ("recipe", "strategy", "options", "first", "whole"),
     [*RUNS, *(pytest.param(*run, marks=pytest.mark.slow) for run in MORE)],
@@ -116,6 +122,24 @@ def test_the_first_probe_is_of_the_first_update(tmp_path: Path) -> None:
     assert min(x for x in first["gradient_cosine"] if x is not None) < 0.9999
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train cartpole-a2c --replicas 2 --launcher inline --record-every-seconds 1e-9",
+        "simulate cartpole-a2c --replicas 2 --lines 8",
+        "simulate cartpole-a2c --replicas 17 --lines 8",  # one record combines them
+        "train cartpole-two-nets --replicas 2 --launcher inline --record-every-seconds 1e-9",  # two vectors
+    ],
+)
+def test_figures_of_a_strategys_own_are_recorded(words: str, tmp_path: Path) -> None:
+    more = "--strategy post-local-sgd --simulators 1 --agent.steps 4 --eval-episodes 1"
+    more += " --updates 8" if words.startswith("simulate") else " --updates 8 --env-steps none"
+    assert main([*words.split(), *more.split(), "--out", str(tmp_path / "run")]) == 0
+    recorded = periods(tmp_path / "run", 0)
+    assert recorded == sorted(recorded)
+    assert set(recorded) == {1.0, 2.0}
+
+
 def test_a_learner_takes_means_over_the_replicas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         "train cartpole-two-nets --replicas 2 --launcher inline --simulators 2 --updates 8 --env-steps none"
@@ -178,6 +202,7 @@ def test_they_run_in_processes_of_their_own(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["dead_replicas"] == []
+    assert set(periods(tmp_path / "run", 1)) == {2.0}, "of its last record at least, after four updates"
 
 
 @pytest.mark.slow
