@@ -1,5 +1,5 @@
-"""A strategy, an agent, a world, a data set of images with its classifier and evaluation, and a source: each
-is one file of another package, which joins through entry points. Nothing else changes."""
+"""A strategy, an agent, a world, a data set of images with its classifier and evaluation, a source, and a
+graph: each is one file of another package, which joins through entry points. Nothing else changes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 
 from murmurate import plugins
 from murmurate.cli.main import main
+from murmurate.errors import Refusal
+from murmurate.topology import topologies, topology
 
 PLUGINS = Path(__file__).parent / "plugins"
 # (recipe, strategy, options, env steps of the first part and of the whole): each plugin by default once
@@ -22,7 +24,7 @@ RUNS = [
     ("cartpole-a2c", "post-local-sgd", "--simulators 2 --strategy.switch 3", 640, 960),
     ("catch-two-nets", "push-sum", "--simulators 2 --agent.steps 8", 640, 960),
     ("stripes-cnn", "all-reduce", "--world.count 400", 1600, 3200),
-    ("cartpole-lagged-a2c", "gala", "--simulators 2 --lag 3", 640, 960),
+    ("cartpole-lagged-a2c", "gala", "--simulators 2 --lag 3 --strategy.topology skip-ring", 640, 960),
 ]
 MORE = [
     ("cartpole-two-nets", "gala", "--simulators 2", 640, 960),
@@ -84,6 +86,7 @@ def test_it_trains_saves_resumes_evaluates_and_reports(
     assert capsys.readouterr().out.startswith(("Evaluation over", "Accuracy on"))
     assert main(["report", str(folder)]) == 0
     page = (folder / "report.html").read_text()
+    assert "knows no topology" not in page
     if recipe == "stripes-cnn":
         assert figures["accuracy"] == ended["accuracy"]
         assert figures["accuracy"] > 0.5, "four kinds, and it learned"
@@ -171,6 +174,27 @@ def test_they_are_listed_beside_the_packages_own(capsys: pytest.CaptureFixture[s
     ):
         assert main(["list", what, "--json"]) == 0
         assert name in {row["name"] for row in json.loads(capsys.readouterr().out)}
+
+
+def test_graphs_of_plugins_are_known_by_name_and_by_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert topology("skip-ring").in_peers(0, 5) == (2, 4)
+    (tmp_path / "own_graph.py").write_text(
+        "from dataclasses import dataclass\nfrom murmurate.topology import Ring\n"
+        "@dataclass(frozen=True)\nclass Own(Ring):\n    name = 'own-ring'\n"
+    )
+    monkeypatch.setenv(plugins.IMPORTS, str(tmp_path / "own_graph.py"))
+    plugins.modules.cache_clear()
+    assert set(topologies()) > {"own-ring", "skip-ring", "ring"}
+    (tmp_path / "clashing_graph.py").write_text(
+        "from dataclasses import dataclass\nfrom murmurate.topology import Torus\n"
+        "@dataclass(frozen=True)\nclass Own(Torus):\n    name = 'ring'\n"
+    )
+    monkeypatch.setenv(plugins.IMPORTS, str(tmp_path / "clashing_graph.py"))
+    plugins.modules.cache_clear()
+    with pytest.raises(Refusal, match=r"two topologies are called 'ring'.*clashing_graph\.Own"):
+        topology("complete")
 
 
 def test_a_package_that_cannot_be_imported_is_named(
