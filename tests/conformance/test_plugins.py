@@ -1,4 +1,4 @@
-"""A strategy, an agent, a world, a data set of images with its classifier and evaluation, a source, and a
+"""A strategy, two agents, a world, a data set of images with its classifier and evaluation, a source, and a
 graph: each is one file of another package, which joins through entry points. Nothing else changes."""
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from murmurate.errors import Refusal
 from murmurate.topology import topologies, topology
 
 PLUGINS = Path(__file__).parent / "plugins"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 # (recipe, strategy, options, env steps of the first part and of the whole): each plugin by default once
 RUNS = [
     ("cartpole-a2c", "post-local-sgd", "--simulators 2 --strategy.switch 3", 640, 960),
     ("catch-two-nets", "push-sum", "--simulators 2 --agent.steps 8", 640, 960),
     ("stripes-cnn", "all-reduce", "--world.count 400", 1600, 3200),
     ("cartpole-lagged-a2c", "gala", "--simulators 2 --lag 3 --strategy.topology skip-ring", 640, 960),
+    ("cartpole-softmax-q", "gala", "--simulators 2 --replay.learning-starts 100", 640, 960),
 ]
 MORE = [
     ("cartpole-two-nets", "gala", "--simulators 2", 640, 960),
@@ -168,6 +170,7 @@ def test_they_are_listed_beside_the_packages_own(capsys: pytest.CaptureFixture[s
     for what, name in (
         ("strategies", "post-local-sgd"),
         ("agents", "two-nets"),
+        ("agents", "softmax-q"),
         ("worlds", "catch"),
         ("recipes", "catch-two-nets"),
         ("recipes", "stripes-cnn"),
@@ -195,6 +198,24 @@ def test_graphs_of_plugins_are_known_by_name_and_by_import(
     plugins.modules.cache_clear()
     with pytest.raises(Refusal, match=r"two topologies are called 'ring'.*clashing_graph\.Own"):
         topology("complete")
+
+
+def test_a_subclass_of_an_agent_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that CONTRIBUTING.md shows."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks if "class Decaying(DQN)" in block]
+    (tmp_path / "decaying.py").write_text(block)
+    monkeypatch.setenv(plugins.IMPORTS, "")
+    words = "--launcher inline --simulators 2 --replay.learning-starts 100 --env-steps 1000 --eval-episodes 1"
+    folder = tmp_path / "run"
+    recipe = f"{tmp_path / 'decaying.py'}:cartpole"
+    assert (
+        main(["train", recipe, *words.split(), "--record-every-seconds", "1e-9", "--out", str(folder)]) == 0
+    )
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    explored = [(r["updates"], r["epsilon"]) for r in records if "epsilon" in r]
+    assert explored[-1][0] > 50
+    assert all(epsilon == pytest.approx(0.999**updates) for updates, epsilon in explored)
 
 
 def test_a_package_that_cannot_be_imported_is_named(
@@ -232,7 +253,7 @@ def test_they_run_in_processes_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_they_pass_the_conformance_tests_of_the_package(tmp_path: Path) -> None:
     """As their author runs them, in a folder with no settings of pytest."""
-    names = "post-local-sgd or two-nets or catch or cnn or lagged-a2c or stripes"
+    names = "post-local-sgd or two-nets or softmax-q or catch or cnn or lagged-a2c or stripes"
     paths = os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--pyargs", "murmurate.conformance", "-k", names, "-q"],
