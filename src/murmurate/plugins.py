@@ -2,7 +2,7 @@
 
 A third-party package adds a module to a folder by an entry point in the group of that folder's name
 (``murmurate.strategies``, ``.agents``, ``.workloads``, ``.worlds``, ``.datasets``, ``.sources``,
-``.evaluation``, ``.recipes``, ``.nets``, ``.launch``)::
+``.evaluation``, ``.recipes``, ``.nets``, ``.launch``; ``.topologies`` for the file ``topology.py``)::
 
     [project.entry-points."murmurate.strategies"]
     anything = "their_package.their_strategy"

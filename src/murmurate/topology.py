@@ -4,6 +4,9 @@ An edge from ``j`` to ``i`` means that member ``i`` averages member ``j``'s vect
 of ``i`` are the members whose vectors it averages in, and its out-peers are the members that average in its
 vector. Members need not communicate to agree on the graph: each computes the same one.
 
+Graphs of plug-ins are found too: modules of the entry-point group ``murmurate.topologies``, and imported ones
+(``murmurate.plugins``).
+
 The mixing matrices are those of GALA (Assran et al. 2019, section 2 and Algorithm 1): row-stochastic, row
 ``i`` uniform over ``i`` and its in-peers.
 """
@@ -19,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from murmurate import plugins
 from murmurate.errors import Refusal, did_you_mean
 
 Matrix = NDArray[np.float64]
@@ -253,7 +257,23 @@ def _checked(matrix: Matrix) -> Matrix:
 
 
 def _by_name() -> dict[str, Callable[[], Topology]]:
-    """The dataclasses of this module by their ``name``, ascending."""
-    classes = [value for value in globals().values() if isinstance(value, type)]
-    graphs: list[Any] = [value for value in classes if dataclasses.is_dataclass(value)]
-    return {graph.name: graph for graph in sorted(graphs, key=lambda graph: graph.name)}
+    """The graphs of this module and of plug-ins by their ``name``, ascending. Raises Refusal where two have
+    one name."""
+    by_name: dict[str, Any] = {}
+    for value in (*globals().values(), *_of_plugins()):
+        if isinstance(value, type) and dataclasses.is_dataclass(value):
+            graph: Any = value
+            plugins.refuse_clash("topologies", graph.name, by_name.setdefault(graph.name, graph), graph)
+    return dict(sorted(by_name.items()))
+
+
+def _of_plugins() -> list[type]:
+    """The classes of plug-ins that have the attributes of a ``Topology``."""
+    return [
+        value
+        for module in plugins.modules("murmurate.topologies")
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and value.__module__ == module.__name__
+        and all(hasattr(value, attribute) for attribute in ("name", "in_peers", "out_peers"))
+    ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from murmurate import spec
 from murmurate.cli.main import main
 from murmurate.errors import Refusal, RunFailed
 from murmurate.recipes import recipe
@@ -69,6 +70,34 @@ def test_runs_at_once_do_not_share_the_files_of_a_replay(command: list[str], tmp
     assert main([*words, "--out", str(tmp_path / "x")]) == 2
     assert "2 runs at once cannot keep their replays in the same files" in capfd.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("command", [["train", "--seeds", "0-3"], ["tune"]])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--jobs", "3"], "3 runs at once are 6 processes on 5 cores"),
+        (["--jobs", "2", "--strategy", "elastic"], "2 runs at once are 6 processes on 5 cores"),  # its centre
+        (["--jobs", "2"], ""),
+        (["--jobs", "3", "--launcher", "inline"], ""),
+    ],
+)
+def test_more_processes_than_cores_are_warned_of(
+    command: list[str],
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(spec, "usable_cores", lambda: 5)
+    mine = tmp_path / "mine"
+    mine.write_text("so that nothing is trained")
+    verb, *rest = command
+    given = [verb, "cartpole-a2c", "--replicas", "2", "--env-steps", "1000", *rest, *options]
+    assert main([*given, "--out", str(mine)]) == 2
+    said = capfd.readouterr().out
+    assert (words in said and "use --jobs" in said) if words else "warning" not in said
 
 
 def test_the_same_command_continues_an_interrupted_sweep(tmp_path: Path, capfd) -> None:

@@ -1,5 +1,5 @@
-"""A strategy, an agent, a world, a data set of images with its classifier and evaluation, and a source: each
-is one file of another package, which joins through entry points. Nothing else changes."""
+"""A strategy, two agents, a world, a data set of images with its classifier and evaluation, a source, and a
+graph: each is one file of another package, which joins through entry points. Nothing else changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ import pytest
 
 from murmurate import plugins
 from murmurate.cli.main import main
+from murmurate.errors import Refusal
+from murmurate.topology import topologies, topology
 
 PLUGINS = Path(__file__).parent / "plugins"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 # (recipe, strategy, options, env steps of the first part and of the whole): each plugin by default once
 RUNS = [
     ("cartpole-a2c", "post-local-sgd", "--simulators 2 --strategy.switch 3", 640, 960),
     ("catch-two-nets", "push-sum", "--simulators 2 --agent.steps 8", 640, 960),
     ("stripes-cnn", "all-reduce", "--world.count 400", 1600, 3200),
-    ("cartpole-lagged-a2c", "gala", "--simulators 2 --lag 3", 640, 960),
+    ("cartpole-lagged-a2c", "gala", "--simulators 2 --lag 3 --strategy.topology skip-ring", 640, 960),
+    ("cartpole-softmax-q", "gala", "--simulators 2 --replay.learning-starts 100", 640, 960),
 ]
 MORE = [
     ("cartpole-two-nets", "gala", "--simulators 2", 640, 960),
@@ -45,6 +49,12 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Any:
 def summary(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found
+
+
+def periods(folder: Path, replica: int) -> list[float]:
+    """The figure of its own that post-local-sgd records: 1 for four updates, then 2."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [r["period"] for r in records if r["replica"] == replica and "period" in r]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +88,7 @@ def test_it_trains_saves_resumes_evaluates_and_reports(
     assert capsys.readouterr().out.startswith(("Evaluation over", "Accuracy on"))
     assert main(["report", str(folder)]) == 0
     page = (folder / "report.html").read_text()
+    assert "knows no topology" not in page
     if recipe == "stripes-cnn":
         assert figures["accuracy"] == ended["accuracy"]
         assert figures["accuracy"] > 0.5, "four kinds, and it learned"
@@ -116,6 +127,24 @@ def test_the_first_probe_is_of_the_first_update(tmp_path: Path) -> None:
     assert min(x for x in first["gradient_cosine"] if x is not None) < 0.9999
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train cartpole-a2c --replicas 2 --launcher inline --record-every-seconds 1e-9",
+        "simulate cartpole-a2c --replicas 2 --lines 8",
+        "simulate cartpole-a2c --replicas 17 --lines 8",  # one record combines them
+        "train cartpole-two-nets --replicas 2 --launcher inline --record-every-seconds 1e-9",  # two vectors
+    ],
+)
+def test_figures_of_a_strategys_own_are_recorded(words: str, tmp_path: Path) -> None:
+    more = "--strategy post-local-sgd --simulators 1 --agent.steps 4 --eval-episodes 1"
+    more += " --updates 8" if words.startswith("simulate") else " --updates 8 --env-steps none"
+    assert main([*words.split(), *more.split(), "--out", str(tmp_path / "run")]) == 0
+    recorded = periods(tmp_path / "run", 0)
+    assert recorded == sorted(recorded)
+    assert set(recorded) == {1.0, 2.0}
+
+
 def test_a_learner_takes_means_over_the_replicas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         "train cartpole-two-nets --replicas 2 --launcher inline --simulators 2 --updates 8 --env-steps none"
@@ -141,12 +170,52 @@ def test_they_are_listed_beside_the_packages_own(capsys: pytest.CaptureFixture[s
     for what, name in (
         ("strategies", "post-local-sgd"),
         ("agents", "two-nets"),
+        ("agents", "softmax-q"),
         ("worlds", "catch"),
         ("recipes", "catch-two-nets"),
         ("recipes", "stripes-cnn"),
     ):
         assert main(["list", what, "--json"]) == 0
         assert name in {row["name"] for row in json.loads(capsys.readouterr().out)}
+
+
+def test_graphs_of_plugins_are_known_by_name_and_by_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert topology("skip-ring").in_peers(0, 5) == (2, 4)
+    (tmp_path / "own_graph.py").write_text(
+        "from dataclasses import dataclass\nfrom murmurate.topology import Ring\n"
+        "@dataclass(frozen=True)\nclass Own(Ring):\n    name = 'own-ring'\n"
+    )
+    monkeypatch.setenv(plugins.IMPORTS, str(tmp_path / "own_graph.py"))
+    plugins.modules.cache_clear()
+    assert set(topologies()) > {"own-ring", "skip-ring", "ring"}
+    (tmp_path / "clashing_graph.py").write_text(
+        "from dataclasses import dataclass\nfrom murmurate.topology import Torus\n"
+        "@dataclass(frozen=True)\nclass Own(Torus):\n    name = 'ring'\n"
+    )
+    monkeypatch.setenv(plugins.IMPORTS, str(tmp_path / "clashing_graph.py"))
+    plugins.modules.cache_clear()
+    with pytest.raises(Refusal, match=r"two topologies are called 'ring'.*clashing_graph\.Own"):
+        topology("complete")
+
+
+def test_a_subclass_of_an_agent_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that CONTRIBUTING.md shows."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks if "class Decaying(DQN)" in block]
+    (tmp_path / "decaying.py").write_text(block)
+    monkeypatch.setenv(plugins.IMPORTS, "")
+    words = "--launcher inline --simulators 2 --replay.learning-starts 100 --env-steps 1000 --eval-episodes 1"
+    folder = tmp_path / "run"
+    recipe = f"{tmp_path / 'decaying.py'}:cartpole"
+    assert (
+        main(["train", recipe, *words.split(), "--record-every-seconds", "1e-9", "--out", str(folder)]) == 0
+    )
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    explored = [(r["updates"], r["epsilon"]) for r in records if "epsilon" in r]
+    assert explored[-1][0] > 50
+    assert all(epsilon == pytest.approx(0.999**updates) for updates, epsilon in explored)
 
 
 def test_a_package_that_cannot_be_imported_is_named(
@@ -178,12 +247,13 @@ def test_they_run_in_processes_of_their_own(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["dead_replicas"] == []
+    assert set(periods(tmp_path / "run", 1)) == {2.0}, "of its last record at least, after four updates"
 
 
 @pytest.mark.slow
 def test_they_pass_the_conformance_tests_of_the_package(tmp_path: Path) -> None:
     """As their author runs them, in a folder with no settings of pytest."""
-    names = "post-local-sgd or two-nets or catch or cnn or lagged-a2c or stripes"
+    names = "post-local-sgd or two-nets or softmax-q or catch or cnn or lagged-a2c or stripes"
     paths = os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--pyargs", "murmurate.conformance", "-k", names, "-q"],

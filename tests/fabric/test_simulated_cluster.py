@@ -68,6 +68,10 @@ def test_a_trace_goes_round_from_a_drawn_start():
         ("lognormal", [1.0], "takes 2"),
         ("lognormal", [1.0, -1.0], "from 0 to 50, not -1"),
         ("straggler", [1.0, 0.5], "from 1 to 1e\\+09, not 0.5"),
+        ("straggler", [1.0], "takes 2 or 3 number"),
+        ("straggler", [1.0, 4.0, 0.0], "slow replicas must be a whole number of at least 1, not 0"),
+        ("sleeper", [1.0, 4.0, 2.5], "whole number of at least 1, not 2.5"),
+        ("straggler", [1.0, 4.0, math.inf], "whole number of at least 1, not inf"),
         ("trace", [], "at least one"),
         ("gamma", [1.0], "no model 'gamma'"),
     ],
@@ -75,6 +79,19 @@ def test_a_trace_goes_round_from_a_drawn_start():
 def test_models_that_make_no_sense_are_refused(name, numbers, words):
     with pytest.raises(ValueError, match=words):
         compute_model(name, numbers)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "expected"),
+    [
+        ("straggler", [0.5, 4.0], [(2.0, 0.0), (0.5, 0.0), (0.5, 0.0)]),
+        ("straggler", [0.5, 4.0, 2.0], [(2.0, 0.0), (2.0, 0.0), (0.5, 0.0)]),
+        ("sleeper", [0.5, 3.0, 2.0], [(0.5, 1.5), (0.5, 1.5), (0.5, 0.0)]),
+    ],
+)
+def test_the_lowest_ranks_are_slow(name, numbers, expected):
+    model = compute_model(name, numbers)
+    assert [next(model.steps(rank, np.random.default_rng(0))) for rank in range(3)] == expected
 
 
 # -- own clocks -----------------------------------------------------------------------------------

@@ -576,3 +576,27 @@ def test_runs_without_games_are_compared_by_their_own_figure_and_unit(tmp_path: 
     assert "0.947" in words
     assert "0.879" in words
     assert "env steps/s" not in words
+
+
+def test_any_field_of_the_records_is_drawn(tmp_path: Path) -> None:
+    for name, periods in (("adaptive", [1.0, 4.0]), ("fixed", None)):
+        records = [
+            {"time_seconds": t, "replica": 0, "env_steps": 80 * t, "updates": t, "loss": 0.5}
+            | ({} if periods is None else {"period": periods[t - 1]})
+            for t in (1, 2)
+        ]
+        write_records(tmp_path / name, records, replicas=1, strategy={"name": name})
+    folders, out = [tmp_path / "adaptive", tmp_path / "fixed"], tmp_path / "page.html"
+    alone = report(folders[:1], out, metrics=["period", "loss", "loss"]).read_text()
+    assert {"period by total_env_steps", "period by time_seconds", "loss by time_seconds"} <= set(
+        svgs_of(alone)
+    )
+    several = report(folders, out, metrics=["period"]).read_text()
+    assert "period by total_env_steps" in svgs_of(several)
+    assert "Not recorded: fixed." in words_of(several)
+    out.unlink()
+    with pytest.raises(
+        Refusal, match=r"number called 'perod'\. Did you mean 'period'\?.*one of: .*loss, period"
+    ):
+        report(folders, out, metrics=["perod"])
+    assert not out.exists()

@@ -15,12 +15,14 @@ from murmurate.recipes import recipe
 from murmurate.replay import memory
 from murmurate.replay.config import ReplayConfig, open_replay, replay_bytes
 from murmurate.replay.frame_replay import FrameReplay
+from murmurate.replay.priorities import Prioritized
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.segments import Segmented
 from murmurate.spec import EnvSpec
 from short_runs import altered, preflight
 
 PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
+CARTPOLE = EnvSpec("cartpole", (4,), torch.float32, actions=2)
 
 
 @pytest.mark.parametrize(
@@ -110,3 +112,22 @@ def test_only_stacks_of_images_are_kept_once() -> None:
     assert isinstance(open_replay(config, PONG, **more), FrameReplay)
     colours = EnvSpec("colours", (3, 84, 84), torch.uint8, actions=6)
     assert isinstance(open_replay(config, colours, **more), RowReplay)
+
+
+def test_a_subclass_draws_in_its_own_way():
+    class Doubled(Prioritized):
+        def update(self, slots, error):
+            super().update(slots, 2 * error)
+
+    class DoubledConfig(ReplayConfig):
+        def new_sampler(self, slots, seed, threads=1):
+            return Doubled(slots, alpha=1.0, epsilon=0.0, seed=seed, threads=threads)
+
+    def sampler(**settings):
+        config = DoubledConfig(capacity=10, **settings)
+        return open_replay(config, CARTPOLE, simulators=1, steps=1, discount=1.0, seed=0).sampler
+
+    whole = sampler()
+    whole.put(torch.tensor([0, 9]), torch.tensor([1.0, 2.0]))
+    assert whole.mass == (6.0, 2.0)
+    assert [type(segment) for segment in sampler(segments=2).segments] == [Doubled, Doubled]

@@ -52,6 +52,24 @@ def test_convolutions_and_recurrences_learn_as_without_us(channels_last):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)
 
 
+def test_a_strategy_may_read_the_loss_of_its_gradient():
+    net, losses = nn.Linear(2, 1), []
+    replica = Replica("net", net, OPTIMIZERS["momentum"])
+    alone = replica.exchange
+
+    def step(replica):
+        losses.append(replica.loss)
+        return alone(replica)
+
+    replica.exchange = step
+    for factor in (1.0, 3.0):
+        replica.descend(factor + net.weight.sum() * 0)
+    replica.follow(torch.zeros(len(replica)))
+    assert [loss.item() for loss in losses[:2]] == [1.0, 3.0]
+    assert not any(loss.requires_grad for loss in losses[:2])  # or the graph would be kept
+    assert losses[2] is None, "its gradient has no loss that is known"
+
+
 def test_tied_weights_are_one_place_in_the_vector():
     class Tied(nn.Module):
         def __init__(self):

@@ -68,6 +68,13 @@ def add_verbs(verbs: Any) -> None:
         help="file (default: report.html in the run's folder; for several runs, comparison.html here)",
     )
     report.add_argument("--json", type=Path, metavar="FILE", help="write the numbers of the page here, too")
+    report.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="draw this field of metrics.jsonl, too; several times",
+    )
     add_env_in_place(report)
     report.set_defaults(act=_report)
 
@@ -143,6 +150,8 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             raise Refusal(
                 'The numbers of a study are JSON in its page, in <script id="data">. Leave out --json.'
             )
+        if options.metric:
+            raise Refusal("--metric is for runs. Give the folders of trials, or leave it out.")
         print(rewrite_page(options.folders[0])[0])
         return 0
     named = run_folders(options.folders)
@@ -162,5 +171,5 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             if ages[0] <= ages[1]:  # there is none, or it is of an earlier policy
                 write_picture(run, folder)
             more = run.evaluation.sections(folder)
-    print(report(folders, options.out or default_out, more, options.json))
+    print(report(folders, options.out or default_out, more, options.json, options.metric))
     return 0

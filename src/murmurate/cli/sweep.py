@@ -34,6 +34,8 @@ def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     if engine.dictated_replicas() is not None:
         raise Refusal(f"The {run.launcher} launcher starts one run. Start each seed with --seed.")
     prepared(run, engine)
+    if warning := crowding(run, options.jobs):
+        _say(warning)
     folder = options.out or Path(f"{new_folder(run.recipe)}-sweep")
     return Sweep(run, ["train", *forwarded(options), *rest], seeds, folder, options.jobs, say=_say).train()
 
@@ -74,6 +76,24 @@ def check_jobs(run: Any, jobs: int) -> None:
             f"{jobs} runs at once cannot keep their replays in the same files in {folder}. Leave out --jobs, "
             "or --replay.folder."
         )
+
+
+def crowding(run: Any, jobs: int) -> str:
+    """A warning, where so many runs like ``run`` at once have more processes than this host has cores; else
+    empty."""
+    from murmurate.spec import usable_cores
+
+    actors = run.replicas * getattr(run.source, "actors", 0)
+    # processes on this host: the replicas of an inline run share one
+    each = {"local": run.members + actors, "inline": 1}.get(run.launcher, 0)
+    cores = usable_cores()
+    if jobs == 1 or jobs * each <= cores:
+        return ""
+    return (
+        f"warning: {jobs} runs at once are {jobs * each} processes on {cores} cores. Their seconds depend on "
+        "that, and under asynchronous strategies also staleness and learning. Where these are to be "
+        f"compared, use --jobs {max(1, cores // each)}."
+    )
 
 
 def _say(line: str) -> None:

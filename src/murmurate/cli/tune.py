@@ -11,7 +11,7 @@ from murmurate.cli.help import Fields
 from murmurate.cli.options import change, given, number_argument, option
 from murmurate.cli.run_verbs import add_env, add_passes, changed, recipe_run, train_fields
 from murmurate.cli.search import search_space
-from murmurate.cli.sweep import check_jobs, forwarded, option_words
+from murmurate.cli.sweep import check_jobs, crowding, forwarded, option_words
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt
 
@@ -81,6 +81,8 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
             f"The {run.launcher} launcher starts one run, and tune starts many. Leave out --launcher."
         )
     prepared(run, engine)  # for what it refuses: each trial prepares its own run
+    if warning := crowding(run, options.jobs):
+        print(warning, flush=True)
     objective = read_objective(options.objective, run)
     check_objective(objective, run)
     study = Study(

@@ -38,19 +38,20 @@ def report(
     out: Path | str,
     more: Sequence[tuple[str, str]] = (),
     numbers: Path | None = None,
+    metrics: Sequence[str] = (),
 ) -> Path:
     """Write the page to ``out`` (``report.html`` inside it, if it is a folder) and return its path.
 
     more: titles and HTML of further sections of the page about one run (``Evaluation.sections``). numbers:
-    file to which the page's numbers are also written, as JSON. Raises ``Refusal`` for a folder
-    that holds no run or no records and for one file for both, before anything is written, and where a file
-    cannot be written.
+    file to which the page's numbers are also written, as JSON. metrics: fields of ``metrics.jsonl`` that are
+    also drawn. Raises ``Refusal`` for a folder that holds no run or no records, for a metric that no run
+    recorded and for one file for both, before anything is written, and where a file cannot be written.
     """
     if not directories:
         raise Refusal("There is nothing to report on; give one or more run folders.")
     runs = [open_run(directory) for directory in directories]
     try:
-        shown = _single_run(runs[0], more) if len(runs) == 1 else _comparison(runs)
+        shown = _single_run(runs[0], more, metrics) if len(runs) == 1 else _comparison(runs, metrics)
         data = _numbers(runs, shown)
         page = render(shown, data, [run.folder for run in runs])
     except UNSOUND as error:  # the values are of the right kinds, but make no sense together
@@ -127,7 +128,7 @@ def render(shown: dict[str, Any], data: dict[str, Any], sources: Sequence[Path])
     )
 
 
-def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]], metrics: Sequence[str]) -> dict[str, Any]:
     """The template's variables for a page about one run."""
     state, warns = _state(run)
     group = RunGroup(run.label, 0, (run,), is_single_run_page=True)
@@ -144,6 +145,7 @@ def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, 
         run_sections.proposition_section(run),
         run_sections.gradients(run),
         run_sections.learning(group) if run.plays else None,
+        *sections.metrics([group], metrics),
         sections.events([run]),
         run_sections.episode(run) if run.plays else None,
         sections.commands([run]),
@@ -172,7 +174,7 @@ def _machine(run: RecordedRun) -> str:
     return f" · {hardware}" if hardware else ""
 
 
-def _comparison(runs: Sequence[RecordedRun]) -> dict[str, Any]:
+def _comparison(runs: Sequence[RecordedRun], metrics: Sequence[str]) -> dict[str, Any]:
     """The template's variables for a comparison of runs."""
     shown = grouped(runs)
     strategies = f"{len(shown)} strategies" if len(shown) > 1 else shown[0].label
@@ -193,6 +195,7 @@ def _comparison(runs: Sequence[RecordedRun]) -> dict[str, Any]:
             sections.speed(shown),
             sections.staleness(shown),
             sections.disagreement(shown),
+            *sections.metrics(shown, metrics),
             sections.timelines(shown),
             sections.events(runs),
             sections.commands(runs),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from murmurate.errors import Refusal, did_you_mean
 from murmurate.record import drawings
 from murmurate.record.console import clock
 from murmurate.record.figures import DASHES, RUN_COLOURS, svg
@@ -152,6 +153,30 @@ def evaluation_curves(groups: Sequence[RunGroup]) -> list[Section]:
         ]
         sections.append(Section(title, curve["text"], legend(with_data), svgs))
     return sections
+
+
+def metrics(groups: Sequence[RunGroup], names: Sequence[str]) -> list[Section]:
+    """A section for each of ``names``, fields of records of replicas. Raises Refusal for one that no run has
+    recorded as a number."""
+    return [_metric(groups, name) for name in dict.fromkeys(names)]
+
+
+def _metric(groups: Sequence[RunGroup], name: str) -> Section:
+    with_data = [group for group in groups if any(run.series(name) for run in group.runs)]
+    if not with_data:
+        histories = [history for group in groups for run in group.runs for history in run.histories.values()]
+        records = [record for history in histories for record in history]
+        known = sorted({key for record in records for key in record if isinstance(record[key], (int, float))})
+        raise Refusal(
+            f"No replica has recorded a number called '{name}'.{did_you_mean(name, known)} Give --metric one "
+            f"of: {', '.join(known)}."
+        )
+    svgs = [
+        svg(drawings.curves(with_data, name, axis, name), name=f"{name} by {axis}") for axis, _ in TIME_AXES
+    ]
+    silent = [group.label for group in groups if group not in with_data]
+    note = f"Not recorded: {', '.join(silent)}." if silent else ""
+    return Section(name, "", legend(with_data), svgs, note=note)
 
 
 def speed(groups: Sequence[RunGroup]) -> Section:

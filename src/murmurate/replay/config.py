@@ -152,6 +152,23 @@ class ReplayConfig:
                 "segments has priorities of its own. Use --replay.weights own, or --replay.segments 1."
             )
 
+    def new_sampler(self, slots: int, seed: int, threads: int = 1) -> Prioritized | Uniform:
+        """What draws from a replay, or from one of its segments, of ``slots``. A subclass may override it, in
+        order to draw in another way.
+
+        threads: number of threads of the sum tree's searches for large batches.
+        """
+        if self.is_uniform:
+            return Uniform(slots, seed=seed)
+        tree = None
+        if self.manager == "fpga":
+            from murmurate.replay._fpga_tree import FpgaTree
+
+            tree = FpgaTree(slots, seed)
+        return Prioritized(
+            slots, alpha=self.alpha, epsilon=self.epsilon, seed=seed, threads=threads, tree=tree
+        )
+
     def alpha_at(self, progress: float) -> float:
         """progress: fraction of the run that is complete, in [0, 1]."""
         return self.alpha if self.alpha_end is None else self.alpha + (self.alpha_end - self.alpha) * progress
@@ -244,23 +261,11 @@ def open_replay(
     """
     images = spec.stacked
     capacity = config.capacity // simulators * simulators if images else config.capacity
-
-    def new_sampler(slots: int, seed: int) -> Prioritized | Uniform:
-        if config.is_uniform:
-            return Uniform(slots, seed=seed)
-        tree = None
-        if config.manager == "fpga":
-            from murmurate.replay._fpga_tree import FpgaTree
-
-            tree = FpgaTree(slots, seed)
-        return Prioritized(
-            slots, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads, tree=tree
-        )
-
-    sampler: SlotSampler = new_sampler(capacity, seed)
+    sampler: SlotSampler = config.new_sampler(capacity, seed, threads)
     if config.segments > 1:
         size = capacity // config.segments
-        segments = [new_sampler(size, derive_seed(seed, "segment", k)) for k in range(config.segments)]
+        seeds = [derive_seed(seed, "segment", k) for k in range(config.segments)]
+        segments = [config.new_sampler(size, each, threads) for each in seeds]
         sampler = Segmented(segments, whole=config.segment_draws == "one", seed=seed)
     allocate = in_folder(Path(config.folder) / f"replica-{rank}") if config.folder else private
     action = DISCRETE if spec.actions else Column(spec.action_shape, torch.float32)

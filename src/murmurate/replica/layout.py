@@ -129,6 +129,19 @@ def check_views(
                 )
 
 
+def check_gradients(
+    name: str, pieces: Sequence[Tensor], gradient: Tensor, bounds: Sequence[tuple[int, int]]
+) -> None:
+    """Raise RuntimeError unless the gradients of ``pieces``, the parameters of replica ``name``'s optimizer,
+    are the slices of ``gradient`` [N] within ``bounds``."""
+    for piece, (start, stop) in zip(pieces, bounds, strict=True):
+        if piece.grad is None or place_of(piece.grad) != place_of(gradient[start:stop]):
+            raise RuntimeError(
+                f"the optimizer of replica '{name}' lost its gradient, so its step would do nothing. Never "
+                "call its zero_grad: descend clears the gradient."
+            )
+
+
 def lower_frozen(module: nn.Module, in_compute: Callable[[str], bool], dtype: torch.dtype) -> None:
     """Round the frozen parameters whose names ``in_compute`` accepts to ``dtype``, as they are factors of the
     same products as those that are learned."""

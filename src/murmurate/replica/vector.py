@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from murmurate.replica.clipping import NotFinite, check_loss, checked_clip, clip_
 from murmurate.replica.layout import (
+    check_gradients,
     check_views,
     disable_rnn_flattening,
     grouping,
@@ -78,6 +79,7 @@ class Replica:
         scale: the parameters are ``scale * params`` after ``follow`` with ``Rows``, under a strategy that
             keeps scales; else it is 1. ``values`` multiplies it out.
         clock: number of own updates so far.
+        loss: [] the loss whose gradient is in ``grad``; None before the first, and after ``follow``.
 
     Buffers (batch-norm statistics) are not part of the vector. They stay local during training. For
     evaluation and export, floating-point buffers are the mean over the living replicas, and integer buffers
@@ -105,6 +107,7 @@ class Replica:
         self.schedule = schedule
         self.clock = 0
         self._checked = False  # whether the views were still in place after the first backward
+        self.loss: Tensor | None = None
         self.gradient_norm: Tensor | None = None
         self.exchange: Callable[[Replica], Exchange] = _update_alone
         self.on_rewrite: Callable[[], None] = lambda: None
@@ -229,14 +232,9 @@ class Replica:
                 f"replica '{self.name}' has two vectors, because params was given other memory. Write to it "
                 "in place (params.copy_, params.lerp_), or replace all of it with rebind."
             )
-        pieces = [] if self.shape_aware else [parameter for parameter, _ in entries(self.optimizer)]
-        for piece, (start, stop) in zip(pieces, self.group_bounds, strict=not self.shape_aware):
-            grad = place_of(self._storage_grad[start:stop])
-            if piece.grad is None or place_of(piece.grad) != grad:
-                raise RuntimeError(
-                    f"the optimizer of replica '{self.name}' lost its gradient, so its step would do "
-                    "nothing. Never call its zero_grad: descend clears the gradient."
-                )
+        if not self.shape_aware:
+            pieces = [parameter for parameter, _ in entries(self.optimizer)]
+            check_gradients(self.name, pieces, self._storage_grad, self.group_bounds)
         low_precision = {part.name: self._low_precision for part in self._compute_parts}
         check_views(self.name, self.slices, self._storage, self._storage_grad, low_precision)
 
@@ -255,6 +253,7 @@ class Replica:
             )
         # autograd.grad, because backward accumulates: clear, add and copy are three passes instead of one
         self.write_gradients(torch.autograd.grad(loss, self.own_parameters(), allow_unused=True))
+        self.loss = loss.detach()
         return self._strategy_step()
 
     @torch.no_grad()
@@ -275,6 +274,7 @@ class Replica:
 
         Raises ValueError for a wrong shape, and for rows with an optimizer that is not plain SGD.
         """
+        self.loss = None
         if isinstance(gradient, Rows):
             check_rows(gradient, self._storage)
             check_plain(self.optimizer, self.clip, self.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -261,6 +262,10 @@ class Replicator:
         messages from or to processes that were replaced."""
         return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bound_replicas.values())
 
+    def strategy_fields(self) -> dict[str, float]:
+        """``Strategy.fields``; with several vectors, the mean of each over those that have it."""
+        return mean_fields([b.strategy.fields() for b in self.bound_replicas.values()])
+
     @property
     def all_refused_warning(self) -> str:
         """At a centre that has refused all messages so far, a warning for the user; else empty."""
@@ -301,6 +306,12 @@ class Replicator:
     @property
     def waiting_seconds(self) -> float:
         return sum(b.channel.traffic.waiting_seconds for b in self.bound_replicas.values())
+
+
+def mean_fields(measured: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float]:
+    """The mean of each scalar over the mappings that have it: some are measured only now and then."""
+    names = dict.fromkeys(name for each in measured for name in each)
+    return {name: statistics.fmean(float(m[name]) for m in measured if name in m) for name in names}
 
 
 def _normalization_advice(own: Iterable[str], initial: Iterable[str]) -> str:

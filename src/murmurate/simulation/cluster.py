@@ -38,8 +38,9 @@ class Cluster:
     """All seconds are virtual; every replica has a processor of its own.
 
     compute: the time of a step (batch, gradient, update): ``constant:0.01``; ``lognormal:0.01,0.5`` (median,
-        spread of its logarithm); ``straggler:0.01,4`` (replica 0 takes 4 times as long); ``sleeper:0.01,3``
-        (replica 0 sleeps 3 of its step times after each step); ``trace:FILE`` (numbers, or a run folder).
+        spread of its logarithm); ``straggler:0.01,4`` (replica 0 takes 4 times as long;
+        ``straggler:0.01,4,8``: the first eight do); ``sleeper:0.01,3`` (replica 0 sleeps 3 of its step times
+        after each step; also with a number of replicas); ``trace:FILE`` (numbers, or a run folder).
     network: ``latency=`` seconds, ``bandwidth=`` bytes a second of each port, ``spread=`` of the logarithm of
         a message's time, ``trace=FILE`` of measured latencies in seconds, ``handling=`` seconds that a core
         needs for each message and ``handling-bandwidth=`` bytes a second that it handles, ``resend=`` seconds

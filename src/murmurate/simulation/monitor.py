@@ -18,6 +18,7 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.record.callbacks import Callbacks, current_watch
 from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
+from murmurate.replicator.replicator import mean_fields
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import SimulatedLearner
 from murmurate.spec import Batch
@@ -249,6 +250,7 @@ class Monitor:
         steps_before, seconds_before = self._rated.get(replica, (0, 0.0))
         self._rated[replica] = env_steps, now
         fields: dict[str, Any] = {
+            **mean_fields([learner.replicator.strategy_fields() for learner in learners]),
             "env_steps": env_steps,
             "updates": int(statistics.median(learner.updates for learner in learners)),
             "total_env_steps": self.env_steps,
@@ -256,7 +258,9 @@ class Monitor:
             "return_mean": statistics.fmean(self.returns) if self.returns else None,
             **({"success_rate": statistics.fmean(self.successes)} if self.successes else {}),
             "episode_returns": episodes[-_MOST_RETURNS:],
-            **_means([learner.outcome.read_metrics() for learner in learners if learner.outcome.metrics]),
+            **mean_fields(
+                [learner.outcome.read_metrics() for learner in learners if learner.outcome.metrics]
+            ),
             "staleness": max(b.last.staleness for b in bound_replicas),
             "staleness_max": max(b.staleness_max for b in bound_replicas),
             "heard": statistics.fmean(b.last.heard for b in bound_replicas),
@@ -294,9 +298,3 @@ def _combined_timing(timings: Sequence[dict[str, Any]]) -> dict[str, Any]:
         counts.update(timing.pop("staleness_counts", {}))
     other_fields = timings[0] if len(timings) == 1 else {}
     return other_fields | ({"staleness_counts": dict(sorted(counts.items()))} if counts else {})
-
-
-def _means(metrics: Sequence[dict[str, Tensor | float]]) -> dict[str, float]:
-    """The mean of each metric over the learners that have it: some are measured only at a few updates."""
-    names = dict.fromkeys(name for measured in metrics for name in measured)
-    return {name: statistics.fmean(float(m[name]) for m in metrics if name in m) for name in names}

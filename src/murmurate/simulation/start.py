@@ -192,7 +192,7 @@ class Simulation:
     def _early_trace_schedule(self) -> TraceSchedule:
         """When spans are recorded: in bursts of 20 steps, the first after five typical steps, then at growing
         intervals."""
-        rank = self.run.replicas - 1  # the straggler is rank 0
+        rank = self.run.replicas - 1  # stragglers have the lowest ranks
         steps = self._compute.steps(rank, np.random.default_rng(0))
         typical_seconds = statistics.median(sum(next(steps)) for _ in range(100))
         return TraceSchedule(

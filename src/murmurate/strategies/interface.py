@@ -152,6 +152,14 @@ class Strategy:
         """
         return True
 
+    def fields(self) -> dict[str, float | Tensor]:
+        """This replica's own figures by name, scalars, for ``metrics.jsonl``: an adaptive period, say.
+
+        Called whenever a record is written, which replicas do at different times: it must not communicate.
+        Names differ from those of other fields (``docs/metrics.md``).
+        """
+        return {}
+
     def state(self) -> dict[str, Any]:
         return {}
 

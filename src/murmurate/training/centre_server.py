@@ -104,6 +104,7 @@ class CentreServer:
             self.recorder.event("warning", message, member=self.context.rank)
         self.recorder.record(
             {
+                **self.replicator.strategy_fields(),
                 "kind": "centre",
                 "member": self.context.rank,
                 "updates": self.replicator.folds,

@@ -200,6 +200,7 @@ class TrainingLoop:
         steps = self.env_steps - self._last_steps  # may be 0 in the last record, and 0 would be no speed
         self.recorder.record(
             {
+                **self.replicator.strategy_fields(),  # first, so that no other field is replaced
                 "env_steps": self.env_steps,
                 "updates": self.updates,
                 "total_env_steps": self.context.run_state.total_env_steps(),

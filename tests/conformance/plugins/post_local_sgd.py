@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
@@ -33,7 +33,10 @@ class PostLocalSGD(Strategy):
         on_join="takes part from the next common round on, with a living peer's state",
     )
 
+    _period: int = field(default=1, init=False, repr=False, compare=False)  # at the last update
+
     def step(self, replica: Replica, channel: Channel) -> Exchange:
+        self._period = 1 if replica.clock < self.switch else self.period
         if replica.clock < self.switch:
             heard = channel.mean_(replica.grad)
             replica.update()
@@ -49,3 +52,6 @@ class PostLocalSGD(Strategy):
         mean = replica.params.detach().clone()
         channel.mean_(mean)
         return mean
+
+    def fields(self) -> dict[str, float | Tensor]:
+        return {"period": self._period}

@@ -50,11 +50,12 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Straggler:
-    """All steps take ``seconds``, but those of rank 0 ``times`` as long; or, with ``sleeps``, rank 0 sleeps
-    after each step for ``times`` the step's duration."""
+    """All steps take ``seconds``, but those of the lowest ``slow`` ranks ``times`` as long; or, with
+    ``sleeps``, these ranks sleep after each step for ``times`` the step's duration."""
 
     seconds: float
     times: float
+    slow: int = 1
     sleeps: bool = False
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class Straggler:
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
         busy, asleep = self.seconds, 0.0
-        if rank == 0:
+        if rank < self.slow:
             busy, asleep = (busy, busy * self.times) if self.sleeps else (busy * self.times, 0.0)
         return itertools.repeat((busy, asleep))
 
@@ -212,20 +213,25 @@ class Network:
 
 def compute_model(name: str, numbers: Sequence[float]) -> Compute:
     """The model of that name, made from ``numbers``: ``constant`` (seconds), ``lognormal`` (median seconds,
-    spread), ``straggler`` and ``sleeper`` (seconds, times), ``trace`` (the seconds of each step). Raises
-    ValueError for another name, a wrong number of numbers, or numbers outside a model's range."""
+    spread), ``straggler`` and ``sleeper`` (seconds, times, and how many ranks are slow; by default one),
+    ``trace`` (the seconds of each step). Raises ValueError for another name, a wrong number of numbers, or
+    numbers outside a model's range."""
     if name == "trace":
         return Trace(tuple(numbers))
-    counts = {"constant": 1, "lognormal": 2, "straggler": 2, "sleeper": 2}
+    counts = {"constant": (1,), "lognormal": (2,), "straggler": (2, 3), "sleeper": (2, 3)}
     if name not in counts:
         raise ValueError(f"there is no model '{name}' of compute time: use {', '.join(counts)} or trace")
-    if len(numbers) != counts[name]:
-        raise ValueError(f"{name} takes {counts[name]} number(s), not {len(numbers)}")
+    if len(numbers) not in counts[name]:
+        wanted = " or ".join(map(str, counts[name]))
+        raise ValueError(f"{name} takes {wanted} number(s), not {len(numbers)}")
     if name == "constant":
         return LogNormal(numbers[0])
     if name == "lognormal":
         return LogNormal(numbers[0], numbers[1])
-    return Straggler(numbers[0], numbers[1], sleeps=name == "sleeper")
+    slow = numbers[2] if len(numbers) == 3 else 1.0
+    if not (slow >= 1 and slow.is_integer()):
+        raise ValueError(f"the number of slow replicas must be a whole number of at least 1, not {slow:g}")
+    return Straggler(numbers[0], numbers[1], int(slow), sleeps=name == "sleeper")
 
 
 def _normal_quantiles(u: NDArray[np.float64]) -> NDArray[np.float64]:
