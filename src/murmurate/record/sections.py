@@ -106,7 +106,7 @@ def returns(groups: Sequence[RunGroup]) -> Section:
     if exchanging := [group for group in groups if group.label not in silent]:
         draw = drawings.curves(exchanging, "return_mean", "total_bytes", label)
         svgs.append(svg(draw, *size, name="return by bytes"))
-    notes = []
+    notes = ["The last 100 episodes are those of all replicas together."]
     if any(len(group.runs) > 1 for group in groups):
         notes.append(
             "Lines are means over the runs of a strategy, where all of these have records; bands go from the "
