@@ -68,6 +68,8 @@ def add_verbs(verbs: Any) -> None:
         help="file (default: report.html in the run's folder; for several runs, comparison.html here)",
     )
     report.add_argument("--json", type=Path, metavar="FILE", help="write the numbers of the page here, too")
+    figures_help = "write the figures of the page there, too, as SVG files"
+    report.add_argument("--figures", type=Path, metavar="DIR", help=figures_help)
     add_env_in_place(report)
     report.set_defaults(act=_report)
 
@@ -143,6 +145,8 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             raise Refusal(
                 'The numbers of a study are JSON in its page, in <script id="data">. Leave out --json.'
             )
+        if options.figures is not None:
+            raise Refusal("The figures of a study are in its page alone. Leave out --figures.")
         print(rewrite_page(options.folders[0])[0])
         return 0
     named = run_folders(options.folders)
@@ -162,5 +166,5 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             if ages[0] <= ages[1]:  # there is none, or it is of an earlier policy
                 write_picture(run, folder)
             more = run.evaluation.sections(folder)
-    print(report(folders, options.out or default_out, more, options.json))
+    print(report(folders, options.out or default_out, more, options.json, options.figures))
     return 0

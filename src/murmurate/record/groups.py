@@ -50,12 +50,26 @@ _WORLD_NAMES = ("id", "game", "target", "scenario", "domain", "task", "level", "
 
 @dataclass(frozen=True)
 class GroupCurve:
-    """At [G] points of an axis: the mean, the lowest and the highest value of a group's runs."""
+    """A metric of a group's runs at [G] points of an axis. y: [R, G], a row for each of ``runs``."""
 
     x: Array
-    mean: Array
-    low: Array
-    high: Array
+    y: Array
+    runs: tuple[RecordedRun, ...]
+
+    @property
+    def mean(self) -> Array:
+        mean: Array = self.y.mean(0)
+        return mean
+
+    @property
+    def low(self) -> Array:
+        low: Array = self.y.min(0)
+        return low
+
+    @property
+    def high(self) -> Array:
+        high: Array = self.y.max(0)
+        return high
 
 
 @dataclass(frozen=True)
@@ -89,11 +103,9 @@ class RunGroup:
         """``key`` (mean over a run's replicas, or ``pooled_returns``) over the part of ``axis`` that all runs
         with ``key`` have; the first run's own curve if there is no such part, and None without such runs."""
         pooled = key == "return_mean"
-        means = [
-            mean
-            for run in self.runs
-            if (mean := pooled_returns(run, axis) if pooled else run.mean(key, axis)) is not None
-        ]
+        found = [pooled_returns(run, axis) if pooled else run.mean(key, axis) for run in self.runs]
+        runs = tuple(run for run, curve in zip(self.runs, found, strict=True) if curve is not None)
+        means = [curve for curve in found if curve is not None]
         if not means:
             return None
         start, end = max(x[0] for x, _ in means), min(x[-1] for x, _ in means)
@@ -103,11 +115,11 @@ class RunGroup:
             start = max(start, *(x for x in firsts if x <= max(_BEGINNING * end, min(firsts))))
         if end <= start:  # the runs have no part of the axis in common
             (x, y), *_ = means
-            return GroupCurve(x, y, y, y)
+            return GroupCurve(x, y[None], runs[:1])
         first = max(start, end / 1e4)  # a logarithmic axis cannot begin at 0
         grid = np.geomspace(first, end, POINTS) if axis == "total_bytes" else np.linspace(start, end, POINTS)
         rows = np.stack([np.interp(grid, x, y) for x, y in means])
-        return GroupCurve(grid, rows.mean(0), rows.min(0), rows.max(0))
+        return GroupCurve(grid, rows, runs)
 
     @cached_property
     def staleness_counts(self) -> Counter[int]:

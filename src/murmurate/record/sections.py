@@ -21,7 +21,7 @@ SHOWN_EVENTS = 200
 _RETURNS = "Training return, sampled"
 _ROUNDING = 1e-6  # the disagreement of equal float32 vectors is at most about a tenth of this
 _ROUTINE_EVENTS = frozenset({"checkpoint", "finished"})  # events that a comparison leaves out
-_LINE_STYLES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
+LINE_STYLES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
 TIME_AXES: tuple[tuple[Axis, str], ...] = (("total_env_steps", "env steps"), ("time_seconds", "time"))
 
 
@@ -66,7 +66,7 @@ SPAN_KEYS = [
 
 def group_key(group: RunGroup) -> LegendKey:
     """The legend's entry of a group."""
-    kind = _LINE_STYLES[group.index // RUN_COLOURS % len(DASHES)]
+    kind = LINE_STYLES[group.index // RUN_COLOURS % len(DASHES)]
     return LegendKey(group.label, f"run{group.index % RUN_COLOURS}", kind)
 
 
