@@ -267,6 +267,13 @@ def test_simulated_runs_have_recorded_the_return_of_all_replicas(tmp_path: Path)
     assert groups.reaches(run, 20.0) == (400, 2.0)
 
 
+def test_a_comparison_of_real_with_simulated_runs_warns_of_their_bytes(tmp_path: Path) -> None:
+    real = open_run(a_run(tmp_path / "real", [line(1.0, 0)], {"name": "gala"}))
+    simulated = open_run(a_run(tmp_path / "simulated", [line(1.0, 0)], {"name": "gala"}, simulated={}))
+    notes = [comparison.table(grouped(runs))["note"] for runs in ([real, simulated], [real], [simulated])]
+    assert ["count the bytes" in note for note in notes] == [True, False, False]
+
+
 def test_a_few_fast_runs_are_not_ahead_of_more_that_are_slower(tmp_path: Path) -> None:
     """Two of five runs reach 10 in the first second; all five of the other group do in the second."""
 

@@ -186,4 +186,8 @@ def _note(shown: Sequence[RunGroup], references: Mapping[str, tuple[float, str]]
     )
     if any(run.virtual for group in shown for run in group.runs):
         sentences.append("Seconds of simulated runs are virtual ones, of the simulated cluster.")
+        if not all(run.virtual for group in shown for run in group.runs):
+            sentences.append(
+                "Simulated runs count the bytes of means differently than real ones: do not compare these."
+            )
     return " ".join(sentences)
