@@ -16,6 +16,8 @@ import torch
 
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
+from murmurate.record import groups
+from murmurate.record.runs import open_run
 from murmurate.record.stored import seal
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
@@ -237,6 +239,9 @@ def test_it_stops_at_a_return(tmp_path: Path) -> None:
     assert finish.summary["train_return_mean"] >= 5.0
     episodes = [pair for r in records(tmp_path / "run") for pair in r.get("episode_returns") or ()]
     assert len(episodes) >= 100, "a mean over 100 episodes needs a hundred of them"
+    reached = groups.reaches(open_run(tmp_path / "run"), 5.0)
+    assert reached is not None, "the report counts as stop_at_return does"
+    assert reached[0] <= finish.summary["env_steps"]
 
 
 def test_a_resume_counts_each_episode_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from murmurate.record import comparison, groups
 from murmurate.record.drawings import classes
 from murmurate.record.figures import byte_size, tick_text
 from murmurate.record.groups import grouped
+from murmurate.record.pooled_returns import pooled_returns
 from murmurate.record.runs import open_run, sum_of_paths
 
 
@@ -228,6 +229,74 @@ def test_reference_return_and_when_it_was_reached(tmp_path: Path) -> None:
     assert groups.reference_return(grouped([low]))[0] == -21.0
     short = open_run(a_run(tmp_path / "f", [line(1.0, 0, return_mean=3.3)], {"name": "f"}, replicas=1))
     assert groups.reference_return(grouped([short]))[0] == 3.3
+
+
+def test_returns_are_of_all_replicas_together_and_of_100_episodes(tmp_path: Path) -> None:
+    """Four replicas, each with ten episodes a second, whose returns are 1 in second 1, 2 in second 2, ..."""
+    records = [
+        line(
+            float(t), i, env_steps=1000 * t, return_mean=float(t) / 2, episode_returns=[[float(t), 100]] * 10
+        )
+        for t in range(1, 11)
+        for i in range(4)
+    ]
+    run = open_run(a_run(tmp_path / "run", records, {"name": "gala"}, replicas=4))
+    x, y = pooled_returns(run, "time_seconds")
+    assert (x[0], y[0], y[4], y[-1]) == (1.0, 1.0, 1.2, 9.2)  # last: 40 tens, 40 nines and 20 eights
+    x, _ = pooled_returns(run, "time_seconds", full=True)
+    assert x[0] == 3.0, "100 episodes have ended in the third second"
+    assert groups.reaches(run, 1.5) == (12_000, 3.0), "not before 100 episodes"
+    assert groups.reaches(run, 9.2) == (40_000, 10.0)
+    assert groups.reaches(run, 9.3) is None
+    (group,) = grouped([run])
+    assert group.curve("return_mean", "time_seconds").mean[-1] == 9.2
+    lucky = [line(1.0, 0, return_mean=500.0, episode_returns=[[500.0, 500]])]
+    short = open_run(a_run(tmp_path / "short", lucky, {"name": "gala"}, replicas=1))
+    assert groups.reaches(short, 500.0) is None
+    assert groups.reference_return(grouped([short])) is None
+
+
+def test_simulated_runs_have_recorded_the_return_of_all_replicas(tmp_path: Path) -> None:
+    records = [
+        line(float(t), i, return_mean=10.0 * t, episode_returns=[[99.0, 1]] * 60)
+        for t in (1, 2)
+        for i in (0, 1)
+    ]
+    run = open_run(a_run(tmp_path / "run", records, {"name": "gala"}, simulated={}))
+    assert pooled_returns(run, "time_seconds")[1].tolist() == [10, 10, 20, 20]
+    assert groups.reaches(run, 20.0) == (400, 2.0)
+
+
+def test_a_comparison_of_real_with_simulated_runs_warns_of_their_bytes(tmp_path: Path) -> None:
+    real = open_run(a_run(tmp_path / "real", [line(1.0, 0)], {"name": "gala"}))
+    simulated = open_run(a_run(tmp_path / "simulated", [line(1.0, 0)], {"name": "gala"}, simulated={}))
+    notes = [comparison.table(grouped(runs))["note"] for runs in ([real, simulated], [real], [simulated])]
+    assert ["count the bytes" in note for note in notes] == [True, False, False]
+
+
+def test_a_few_fast_runs_are_not_ahead_of_more_that_are_slower(tmp_path: Path) -> None:
+    """Two of five runs reach 10 in the first second; all five of the other group do in the second."""
+
+    def rising(seconds: float) -> list[dict]:
+        return [line(seconds, 0, return_mean=10.0), line(9.0, 0, return_mean=10.0)]
+
+    never = [line(9.0, 0, return_mean=1.0)]
+    made = [("some", rising(1.0) if seed < 2 else never, seed) for seed in range(5)]
+    made += [("all", rising(2.0), seed) for seed in range(5)]
+    runs = [
+        open_run(a_run(tmp_path / f"{name}-{seed}", of_seed, {"name": name}, replicas=1, seed=seed))
+        for name, of_seed, seed in made
+    ]
+    some, every = comparison.table(grouped(runs))["rows"]
+    # half of the groups: what three of the five runs of "some" reach is 1
+    assert some["numbers"]["reached"] == {"return": 1.0, "env_steps": 900, "seconds": 9.0, "runs": 5}
+    for run in runs:
+        run.run["stop_at_return"] = 10.0
+    some, every = comparison.table(grouped(runs))["rows"]
+    assert (some["cells"][5], every["cells"][5]) == (("not reached", "2 of 5 runs"), ("200", "2 s"))
+    assert some["numbers"]["reached"] == {"return": 10.0, "env_steps": None, "seconds": None, "runs": 2}
+    (three,) = comparison.table(grouped(runs[:3]))["rows"]
+    assert three["cells"][5] == ("100", "1 s (2 of 3 runs)")
 
 
 def test_each_environment_has_a_reference_return_of_its_own(tmp_path: Path) -> None:

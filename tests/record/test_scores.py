@@ -119,7 +119,7 @@ def test_the_numbers_of_a_page_are_also_a_file(tmp_path: Path) -> None:
     assert main(words) == 0
     numbers = json.loads(file.read_text())
     embedded = page.read_text().split('<script type="application/json" id="data">')[1].split("</script>")[0]
-    assert json.loads(embedded) == numbers
+    assert json.loads(embedded) == {k: v for k, v in numbers.items() if k not in ("curves", "evaluations")}
     assert [run["eval_return_mean"] for run in numbers["runs"]] == [18, 19, 20, 21, 10, 11, 19, 12]
     gala, _ = numbers["groups"]
     assert (gala["group"], gala["figure"], gala["mean"]) == ("gala", "eval_return_mean", 19.5)

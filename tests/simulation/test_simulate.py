@@ -17,6 +17,7 @@ import torch
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
+from murmurate.record import groups
 from murmurate.record.reader import read_metrics
 from murmurate.record.report import report
 from murmurate.record.runs import open_run
@@ -327,6 +328,17 @@ def test_lines_hold_where_time_ends_a_run_of_many_updates(tmp_path):
     run = dataclasses.replace(run_of(replicas=2, updates=1_000_000), minutes=0.1 / 60)
     result(tmp_path, run, Cluster(lines=5))
     assert 4 <= sum(record["replica"] == 1 for record in replica_records(tmp_path)) <= 6
+
+
+def test_a_run_that_stops_at_a_return_has_a_record_of_that_moment(tmp_path):
+    """Its report counts when a record first has the return, which may have fallen again in the last one."""
+    run = run_of(replicas=2, updates=2000, stop_at_return=15.0)
+    simulate(run, Cluster(lines=2), tmp_path, quiet=True)
+    recorded = open_run(tmp_path)
+    (stop,) = [event for event in recorded.events if event["event"] == "stopping"]
+    assert "reached 15" in stop["message"]
+    env_steps, _ = groups.reaches(recorded, 15.0)
+    assert env_steps <= stop["env_steps"]
 
 
 def test_no_record_is_written_twice(tmp_path):

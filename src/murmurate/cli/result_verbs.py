@@ -75,6 +75,8 @@ def add_verbs(verbs: Any) -> None:
         metavar="NAME",
         help="draw this field of metrics.jsonl, too; several times",
     )
+    figures_help = "write the figures of the page there, too, as SVG files"
+    report.add_argument("--figures", type=Path, metavar="DIR", help=figures_help)
     add_env_in_place(report)
     report.set_defaults(act=_report)
 
@@ -152,6 +154,8 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             )
         if options.metric:
             raise Refusal("--metric is for runs. Give the folders of trials, or leave it out.")
+        if options.figures is not None:
+            raise Refusal("The figures of a study are in its page alone. Leave out --figures.")
         print(rewrite_page(options.folders[0])[0])
         return 0
     named = run_folders(options.folders)
@@ -171,5 +175,6 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             if ages[0] <= ages[1]:  # there is none, or it is of an earlier policy
                 write_picture(run, folder)
             more = run.evaluation.sections(folder)
-    print(report(folders, options.out or default_out, more, options.json, options.metric))
+    out = options.out or default_out
+    print(report(folders, out, more, options.json, options.figures, options.metric))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,7 +77,6 @@ def _numbers(group: RunGroup, reference: float | None) -> dict[str, Any]:
     """The numbers of a row, by the names of ``summary.json`` where they have one: means over the runs, except
     for counts of runs and replicas, the greatest and the median staleness, and medians in "reached"."""
     first, (mean, error) = group.runs[0], _mean_and_error(group)
-    reached = None if reference is None else _first_reached(group, reference)
     return {
         "group": group.label,
         "recipe": first.recipe,
@@ -89,7 +89,7 @@ def _numbers(group: RunGroup, reference: float | None) -> dict[str, Any]:
         **{fact: _mean_fact(group, fact) for fact in ("train_return_mean", "env_steps", "frames")},
         "virtual_seconds" if first.virtual else "wall_seconds": group.mean(groups.seconds),
         "env_steps_per_second": group.mean(groups.env_steps_per_second),
-        "reached": reached and {"return": reference, **reached},
+        "reached": None if reference is None else {"return": reference, **_first_reached(group, reference)},
         "waiting_share": group.mean(groups.waiting_share),
         "staleness_median": groups.median(group.staleness_counts),
         "staleness_max": max(group.values(lambda run: run.fact("staleness_max")), default=None),
@@ -132,19 +132,23 @@ def _reached(group: RunGroup, reference: float | None) -> Cell:
     """Median env steps and seconds at which the runs first had a mean return of ``reference``."""
     if reference is None:
         return _NONE, ""
-    if (reached := _first_reached(group, reference)) is None:
-        return "not reached", ""
+    reached = _first_reached(group, reference)
     runs = reached["runs"]
-    of_runs = "" if runs == len(group.runs) else f" ({runs} of {len(group.runs)} runs)"
-    return number_text(round(reached["env_steps"])), f"{number_text(reached['seconds'])} s{of_runs}"
+    of_runs = f"{runs} of {len(group.runs)} runs" if 0 < runs < len(group.runs) else ""
+    if reached["env_steps"] is None:
+        return "not reached", of_runs
+    seconds = f"{number_text(reached['seconds'])} s"
+    return number_text(round(reached["env_steps"])), f"{seconds} ({of_runs})" if of_runs else seconds
 
 
-def _first_reached(group: RunGroup, reference: float) -> dict[str, Any] | None:
-    reached = [where for run in group.runs if (where := groups.reaches(run, reference)) is not None]
-    if not reached:
-        return None
-    steps, seconds = (statistics.median(values) for values in zip(*reached, strict=True))
-    return {"env_steps": steps, "seconds": seconds, "runs": len(reached)}
+def _first_reached(group: RunGroup, reference: float) -> dict[str, Any]:
+    """Medians over all runs, None if they are not known: a run that never reached ``reference`` is later than
+    all that did, so that two fast runs of five are not ahead of five that are slower."""
+    found = [groups.reaches(run, reference) for run in group.runs]
+    known = [each or (math.inf, math.inf) for each in found]
+    medians = [statistics.median(values) for values in zip(*known, strict=True)]
+    steps, seconds = (value if math.isfinite(value) else None for value in medians)
+    return {"env_steps": steps, "seconds": seconds, "runs": sum(each is not None for each in found)}
 
 
 def _staleness(group: RunGroup) -> Cell:
@@ -167,8 +171,11 @@ def _note(shown: Sequence[RunGroup], references: Mapping[str, tuple[float, str]]
     if any(len(group.runs) > 1 for group in shown):
         sentences.append(
             "A row of several runs (seeds) has their means, for the evaluation ± the standard error over the "
-            "runs, and for the reference return their medians."
+            "runs, and for the reference return their medians, in which a run that never reached it is the "
+            "last."
         )
+    if references:
+        sentences.append("A return is reached by the mean of the last 100 episodes of all replicas together.")
     for world, (value, why) in references.items():
         of_world = f" of {world}" if len(references) > 1 else ""
         sentences.append(f"Return {number_text(value)}{of_world}: {why}.")
@@ -179,4 +186,8 @@ def _note(shown: Sequence[RunGroup], references: Mapping[str, tuple[float, str]]
     )
     if any(run.virtual for group in shown for run in group.runs):
         sentences.append("Seconds of simulated runs are virtual ones, of the simulated cluster.")
+        if not all(run.virtual for group in shown for run in group.runs):
+            sentences.append(
+                "Simulated runs count the bytes of means differently than real ones: do not compare these."
+            )
     return " ".join(sentences)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from murmurate.record.pooled_returns import pooled_returns
 from murmurate.record.runs import Axis, RecordedRun, ascending
 
 Array = NDArray[np.float64]
@@ -41,6 +42,7 @@ _MAY_DIFFER = frozenset(
         "agent.name",
     }
 )
+_ROUNDING = 1e-9  # relative error of a mean of returns
 _SEED = re.compile(r"(seed[-_]?)\d+")  # in the name of a folder
 # the settings of a world that say which environment or data set it is, in all packages' worlds
 _WORLD_NAMES = ("id", "game", "target", "scenario", "domain", "task", "level", "pixels", "path")
@@ -48,12 +50,26 @@ _WORLD_NAMES = ("id", "game", "target", "scenario", "domain", "task", "level", "
 
 @dataclass(frozen=True)
 class GroupCurve:
-    """At [G] points of an axis: the mean, the lowest and the highest value of a group's runs."""
+    """A metric of a group's runs at [G] points of an axis. y: [R, G], a row for each of ``runs``."""
 
     x: Array
-    mean: Array
-    low: Array
-    high: Array
+    y: Array
+    runs: tuple[RecordedRun, ...]
+
+    @property
+    def mean(self) -> Array:
+        mean: Array = self.y.mean(0)
+        return mean
+
+    @property
+    def low(self) -> Array:
+        low: Array = self.y.min(0)
+        return low
+
+    @property
+    def high(self) -> Array:
+        high: Array = self.y.max(0)
+        return high
 
 
 @dataclass(frozen=True)
@@ -84,23 +100,26 @@ class RunGroup:
         return " ".join(words) or json.dumps(stored, sort_keys=True)
 
     def curve(self, key: str, axis: Axis) -> GroupCurve | None:
-        """``key`` (mean over a run's replicas) over the part of ``axis`` that all runs with ``key`` have;
-        the first run's own mean if there is no such part, and None without such runs."""
-        means = [mean for run in self.runs if (mean := run.mean(key, axis)) is not None]
+        """``key`` (mean over a run's replicas, or ``pooled_returns``) over the part of ``axis`` that all runs
+        with ``key`` have; the first run's own curve if there is no such part, and None without such runs."""
+        pooled = key == "return_mean"
+        found = [pooled_returns(run, axis) if pooled else run.mean(key, axis) for run in self.runs]
+        runs = tuple(run for run, curve in zip(self.runs, found, strict=True) if curve is not None)
+        means = [curve for curve in found if curve is not None]
         if not means:
             return None
-        end = min(x[-1] for x, _ in means)
-        # begin where every replica has a value, but for those that joined late: the mean would jump
-        firsts = [s.x(axis)[0] for run in self.runs for s in run.series(key).values()]
-        start = max(x for x in firsts if x <= max(_BEGINNING * end, min(firsts)))
-        start = max(start, *(x[0] for x, _ in means))
+        start, end = max(x[0] for x, _ in means), min(x[-1] for x, _ in means)
+        if not pooled:
+            # begin where every replica has a value, but for those that joined late: the mean would jump
+            firsts = [s.x(axis)[0] for run in self.runs for s in run.series(key).values()]
+            start = max(start, *(x for x in firsts if x <= max(_BEGINNING * end, min(firsts))))
         if end <= start:  # the runs have no part of the axis in common
             (x, y), *_ = means
-            return GroupCurve(x, y, y, y)
+            return GroupCurve(x, y[None], runs[:1])
         first = max(start, end / 1e4)  # a logarithmic axis cannot begin at 0
         grid = np.geomspace(first, end, POINTS) if axis == "total_bytes" else np.linspace(start, end, POINTS)
         rows = np.stack([np.interp(grid, x, y) for x, y in means])
-        return GroupCurve(grid, rows.mean(0), rows.min(0), rows.max(0))
+        return GroupCurve(grid, rows, runs)
 
     @cached_property
     def staleness_counts(self) -> Counter[int]:
@@ -256,13 +275,14 @@ def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
     a return.
 
     It is the largest ``stop_at_return`` of the runs, if any has one; else what at least half of the groups
-    reached, rounded down to two significant digits.
+    reached, rounded down to two significant digits. A group reached what more than half of its runs did.
     """
     targets = [run.run.get("stop_at_return") for group in groups for run in group.runs]
     known = [float(value) for value in targets if value is not None]
     if known:
         return max(known), "the return at which the runs were to stop"
-    best = [float(curve.mean.max()) for g in groups if (curve := g.curve("return_mean", "total_env_steps"))]
+    best = [statistics.median_low([_highest_return(run) for run in group.runs]) for group in groups]
+    best = [value for value in best if value > -math.inf]
     if not best:
         return None
     reached = sorted(best)[(len(best) - 1) // 2]
@@ -279,14 +299,20 @@ def reference_returns(groups: Sequence[RunGroup]) -> dict[str, tuple[float, str]
     return {world: reference for world, reference in found.items() if reference is not None}
 
 
+def _highest_return(run: RecordedRun) -> float:
+    """The highest mean of 100 returns; -inf if the run has no 100 episodes."""
+    returns = pooled_returns(run, "total_env_steps", full=True)
+    return -math.inf if returns is None else float(returns[1].max())
+
+
 def reaches(run: RecordedRun, value: float) -> tuple[float, float] | None:
-    """The env steps of all replicas, and the seconds, at which the run's mean return is first at least
-    ``value``; None if it never is."""
-    mean = run.mean("return_mean", "total_env_steps")
-    if mean is None:
+    """The env steps of all replicas, and the seconds, at which the mean of the last 100 returns
+    (``pooled_returns``) is first at least ``value``; None if it never is."""
+    returns = pooled_returns(run, "total_env_steps", full=True)
+    if returns is None:
         return None
-    x, y = mean
-    reached = np.flatnonzero(y >= value)
+    x, y = returns
+    reached = np.flatnonzero(y >= value - _ROUNDING * abs(value))
     if not len(reached):
         return None
     after = int(reached[0])

@@ -18,11 +18,13 @@ import murmurate
 from murmurate.errors import Refusal, cause_of
 from murmurate.record import comparison, run_sections, sections
 from murmurate.record.console import clock
+from murmurate.record.curve_numbers import curve_numbers
 from murmurate.record.evaluations import evaluations
 from murmurate.record.figures import COLOURS, number_text
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
 from murmurate.record.score_sections import score_sections
+from murmurate.record.standalone import write_figures
 from murmurate.record.stored import UNSOUND, output
 
 _LONGEST_LIST = 500  # letters of a list on the page; longer ones (a confusion matrix) are in summary.json
@@ -38,14 +40,16 @@ def report(
     out: Path | str,
     more: Sequence[tuple[str, str]] = (),
     numbers: Path | None = None,
+    figures: Path | None = None,
     metrics: Sequence[str] = (),
 ) -> Path:
     """Write the page to ``out`` (``report.html`` inside it, if it is a folder) and return its path.
 
     more: titles and HTML of further sections of the page about one run (``Evaluation.sections``). numbers:
-    file to which the page's numbers are also written, as JSON. metrics: fields of ``metrics.jsonl`` that are
-    also drawn. Raises ``Refusal`` for a folder that holds no run or no records, for a metric that no run
-    recorded and for one file for both, before anything is written, and where a file cannot be written.
+    file to which the page's numbers are also written, as JSON, for a comparison with its curves. figures:
+    folder to which the page's figures are also written, as SVG files. metrics: fields of ``metrics.jsonl``
+    that are also drawn. Raises ``Refusal`` for a folder that holds no run or no records, for a metric that no
+    run recorded and for one file for both, before anything is written, and where a file cannot be written.
     """
     if not directories:
         raise Refusal("There is nothing to report on; give one or more run folders.")
@@ -54,6 +58,9 @@ def report(
         shown = _single_run(runs[0], more, metrics) if len(runs) == 1 else _comparison(runs, metrics)
         data = _numbers(runs, shown)
         page = render(shown, data, [run.folder for run in runs])
+        if numbers is not None and len(runs) > 1:
+            # not in the page, which they would make several times larger
+            data |= _finite(curve_numbers(grouped(runs)))
     except UNSOUND as error:  # the values are of the right kinds, but make no sense together
         folders = " and ".join(str(run.folder) for run in runs)
         raise Refusal(
@@ -68,6 +75,14 @@ def report(
                 f"{out} would be the page and the file of its numbers. Give another file with --json."
             )
         _write(json.dumps(data, indent=1, allow_nan=False) + "\n", numbers, "--json")
+    if figures is not None:
+        try:
+            write_figures(shown["sections"], figures)
+        except (OSError, ValueError) as error:
+            raise Refusal(
+                f"Cannot write figures to {figures}: {cause_of(error)}; give another folder with --figures, "
+                "or make room."
+            ) from error
     return write_html(page, out)
 
 

@@ -22,7 +22,7 @@ SHOWN_EVENTS = 200
 _RETURNS = "Training return, sampled"
 _ROUNDING = 1e-6  # the disagreement of equal float32 vectors is at most about a tenth of this
 _ROUTINE_EVENTS = frozenset({"checkpoint", "finished"})  # events that a comparison leaves out
-_LINE_STYLES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
+LINE_STYLES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
 TIME_AXES: tuple[tuple[Axis, str], ...] = (("total_env_steps", "env steps"), ("time_seconds", "time"))
 
 
@@ -67,7 +67,7 @@ SPAN_KEYS = [
 
 def group_key(group: RunGroup) -> LegendKey:
     """The legend's entry of a group."""
-    kind = _LINE_STYLES[group.index // RUN_COLOURS % len(DASHES)]
+    kind = LINE_STYLES[group.index // RUN_COLOURS % len(DASHES)]
     return LegendKey(group.label, f"run{group.index % RUN_COLOURS}", kind)
 
 
@@ -107,7 +107,7 @@ def returns(groups: Sequence[RunGroup]) -> Section:
     if exchanging := [group for group in groups if group.label not in silent]:
         draw = drawings.curves(exchanging, "return_mean", "total_bytes", label)
         svgs.append(svg(draw, *size, name="return by bytes"))
-    notes = []
+    notes = ["The last 100 episodes are those of all replicas together."]
     if any(len(group.runs) > 1 for group in groups):
         notes.append(
             "Lines are means over the runs of a strategy, where all of these have records; bands go from the "

@@ -149,6 +149,8 @@ class Monitor:
         elif run.minutes is not None and self.fabric.virtual_seconds > run.minutes * 60:
             self.stop(f"{run.minutes:g} virtual minutes have passed")
         elif (goal := run.stop_at_return) is not None and self._return_mean() >= goal:
+            if not self.stopped_because and self.env_steps > self._recorded_steps:
+                self.record()  # so that a report finds the return, which may fall again before the last line
             self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
 
     def _return_mean(self) -> float:
