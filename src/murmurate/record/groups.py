@@ -33,6 +33,10 @@ _MAY_DIFFER = frozenset(
         "loggers",
         "versions",
         "hardware",
+        "restarts",
+        "hang_after_seconds",
+        "record_every_seconds",
+        "replay.folder",
         "eval_episodes",
         "eval_max_env_steps",
         "checkpoint_every_env_steps",
@@ -42,6 +46,7 @@ _MAY_DIFFER = frozenset(
     }
 )
 _SEED = re.compile(r"(seed[-_]?)\d+")  # in the name of a folder
+_DEVICE_NUMBER = re.compile(r":\d+$")
 # the settings of a world that say which environment or data set it is, in all packages' worlds
 _WORLD_NAMES = ("id", "game", "target", "scenario", "domain", "task", "level", "pixels", "path")
 
@@ -147,7 +152,9 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
     """The settings that all runs of a group share, flat: "recipe", "strategy.name", "strategy.period", ...
 
     Runs that start from runs of several seeds share a setting, if the paths of these say so:
-    ``base/seed-3`` is ``base/seed-*``. Other paths may be of runs that were trained in another way.
+    ``base/seed-3`` is ``base/seed-*``. Other paths may be of runs that were trained in another way. Devices
+    are without their numbers: each seed may have a GPU of its own, whereas a CPU and a GPU may be what is
+    compared.
     """
     flat: dict[str, Any] = {"recipe": run.recipe, "replicas": run.replicas}
     for key, value in {**run.run, "strategy": run.strategy}.items():
@@ -156,6 +163,8 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
             flat[f"{key}.{name}" if name else key] = setting
     if isinstance(initial := flat.get("initial"), str):
         flat["initial"] = _SEED.sub(r"\1*", initial)
+    if isinstance(devices := flat.get("placement.devices"), list):
+        flat["placement.devices"] = [_DEVICE_NUMBER.sub("", str(device)) for device in devices]
     return {k: v for k, v in flat.items() if k not in _MAY_DIFFER and k.split(".")[0] not in _MAY_DIFFER}
 
 
