@@ -33,6 +33,7 @@ from murmurate.errors import Refusal
 IMPORTS = "MURMURATE_IMPORT"
 _OWN = os.path.dirname(__file__) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_added: set[str] = set()  # what ``add_imports`` has been given
 
 
 @functools.cache
@@ -104,6 +105,21 @@ def imports() -> list[str]:
     return [name for name in os.environ.get(IMPORTS, "").split(os.pathsep) if name]
 
 
+def inherited_imports() -> list[str]:
+    """The modules of MURMURATE_IMPORT that this process was started with, without those that ``add_imports``
+    was given too: those are in the command or in the run folder."""
+    return [name for name in imports() if name not in _added]
+
+
+def packages() -> dict[str, str]:
+    """The versions of the installed packages that have plug-ins, by name."""
+    found: dict[str, str] = {}
+    for each in importlib.metadata.distributions():
+        if any(entry.group.startswith("murmurate.") for entry in each.entry_points):
+            found.setdefault(each.name, each.version)  # of two, Python imports the first
+    return found
+
+
 def add_imports(names: Iterable[str]) -> list[ModuleType]:
     """Add modules, by name or as FILE.py, to all folders, here and in processes that are started later.
 
@@ -114,6 +130,7 @@ def add_imports(names: Iterable[str]) -> list[ModuleType]:
     paths = [os.path.abspath(name) if name.endswith(".py") else name for name in names]
     imported = [_import(path) for path in paths]
     paths = [_absolute_file(path, module) for path, module in zip(paths, imported, strict=True)]
+    _added.update(paths)
     os.environ[IMPORTS] = os.pathsep.join(dict.fromkeys([*imports(), *paths]))
     modules.cache_clear()
     return imported
@@ -122,6 +139,7 @@ def add_imports(names: Iterable[str]) -> list[ModuleType]:
 def forget(path: str) -> None:
     """Undo ``add_imports([path])``."""
     gone = (path, os.path.abspath(path))
+    _added.difference_update(gone)
     os.environ[IMPORTS] = os.pathsep.join(name for name in imports() if name not in gone)
     modules.cache_clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,26 @@ def test_a_run_of_files_is_resumed_evaluated_and_reported_from_elsewhere(
     for verb in (["resume", run, "--env-steps", "960"], ["eval", run], ["report", run]):
         forget(monkeypatch)
         assert main(verb) == 0
+
+
+def test_the_command_of_a_run_names_what_the_variable_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv(plugins.IMPORTS, "post_local_sgd")
+    words = ["train", "cartpole-a2c", "--strategy", "post-local-sgd", *SHORT, "--out", "run"]
+    monkeypatch.setattr(sys, "argv", ["murmurate", *words])
+    assert main(words) == 0
+    repeat = ["env", "MURMURATE_IMPORT=post_local_sgd", "murmurate", *words]
+    assert json.loads((folder / "run" / "run.json").read_text())["command"] == repeat
+    forget(monkeypatch)
+    longer = ["resume", "run", "--env-steps", "960"]
+    monkeypatch.setattr(sys, "argv", ["murmurate", *longer])
+    assert main(longer) == 0
+    lines = json.loads((folder / "run" / "run.json").read_text())["command"]
+    assert lines == f"{shlex.join(repeat)}\nmurmurate resume run --env-steps 960", (
+        "the folder names the module"
+    )
 
 
 @pytest.mark.parametrize("way", ["option", "option with =", "variable"])

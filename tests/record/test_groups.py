@@ -176,6 +176,29 @@ def test_runs_in_several_places_are_one_group(tmp_path: Path) -> None:
     assert len(grouped([open_run(folder) for folder in folders])) == 1
 
 
+def test_a_seed_on_each_gpu_is_one_group_and_a_gpu_is_no_cpu(tmp_path: Path) -> None:
+    places = [
+        {
+            "seed": seed,
+            "placement": {"devices": [f"cuda:{seed}"], "threads": 1},
+            "record_every_seconds": 1.0 + seed,
+            "restarts": seed,
+            "hang_after_seconds": 120.0 + seed,
+            "replay": {"folder": f"/scratch/{seed}", "capacity": 1000},
+        }
+        for seed in (0, 11)
+    ]
+    places.append(places[0] | {"placement": {"devices": ["cpu"], "threads": 1}})
+    runs = [
+        open_run(a_run(tmp_path / str(i), [line(1.0, 0)], {"name": "solo"}, **place))
+        for i, place in enumerate(places)
+    ]
+    assert [(g.label, len(g.runs)) for g in grouped(runs)] == [
+        ("solo, devices ['cuda']", 2),
+        ("solo, devices ['cpu']", 1),
+    ]
+
+
 def test_waiting_counts_between_first_and_last_line(tmp_path: Path) -> None:
     records = [line(10, 0, waiting_seconds=5.0), line(20, 0, waiting_seconds=7.0)]
     records += [line(10, 1, waiting_seconds=1.0), line(30, 1, waiting_seconds=5.0)]

@@ -285,12 +285,63 @@ def test_a_study_from_before_a_field_existed_goes_on(made, tmp_path: Path) -> No
 def test_each_sampler_draws_a_second_trial(tmp_path: Path) -> None:
     for sampler in SAMPLERS:
         (tmp_path / sampler).mkdir()
-        trials = Trials(tmp_path / sampler, SPACE, "maximize", sampler, "none", seed=0)
+        space = SPACE[1:] if sampler == "grid" else SPACE
+        trials = Trials(tmp_path / sampler, space, "maximize", sampler, "none", seed=0)
         for value in (1.0, 2.0):
             held = trials.next(3)
             assert held is not None
             trials.completed(held, value)
             held.release()
+
+
+def test_a_grid_tries_every_combination_once_and_goes_on(made) -> None:
+    space = [
+        Dimension("seed", 0, 1, whole=True),
+        Dimension("agent.learning-rate", choices=("1e-3", "5e-3")),
+        Dimension("agent.steps", choices=("4", "8")),
+    ]
+    expected = [(seed, rate, n) for seed in ("0", "1") for rate in ("1e-3", "5e-3") for n in ("4", "8")]
+    changes = {"space": space, "sampler": "grid", "pruner": "none"}
+    fails = iter([False, True])
+    first, _, runs = made(lambda rate: ([1.0], int(next(fails, False))), trials=3, **changes)
+    assert first.tune() == 0
+    second, _, more = made(_rising, trials=30, **changes)
+    assert second.tune() == 0
+    names = [f"--{dimension.name}" for dimension in space]
+    tried = [tuple(run.words[run.words.index(name) + 1] for name in names) for run in [*runs, *more]]
+    assert tried == expected
+    assert len(runs) == 3
+    third, _, none = made(_rising, trials=30, **changes)
+    assert third.tune() == 0
+    assert none == []
+
+
+def test_a_combination_of_a_grid_that_a_killed_process_had_chosen_is_tried(tmp_path: Path) -> None:
+    ours, theirs = (Trials(tmp_path, SPACE[1:], "maximize", "grid", "none", seed=0) for _ in range(2))
+    ours.study.enqueue_trial({"agent.steps": "4"})
+    first, second = theirs.next(9), ours.next(9)
+    assert first is not None
+    assert second is not None
+    assert [held.trial.params for held in (first, second)] == [{"agent.steps": "4"}, {"agent.steps": "8"}]
+    assert ours.next(9) is None
+
+
+def test_the_command_of_a_grid_tries_all_of_it_and_prunes_none(tmp_path: Path, monkeypatch, capsys) -> None:
+    studies: list[Study] = []
+    monkeypatch.setattr(Study, "tune", lambda study: studies.append(study) or 0)
+    command = ["tune", "cartpole-gala", "--replicas", "2", "--search", "strategy.topology=ring,exponential"]
+    words = [*command, "--search", "seed=0..19", "--sampler", "grid", "--out", str(tmp_path / "study")]
+    assert main(words) == 0
+    (study,) = studies
+    assert (study.trials, study.pruner) == (40, "none")
+    assert "--trials 40" in study.command
+    assert "--pruner none" in study.command
+    assert main([*words, "--trials", "3", "--pruner", "halving"]) == 0
+    assert (studies[-1].trials, studies[-1].pruner) == (3, "halving")
+    capsys.readouterr()
+    said = refused(capsys, *words, "--search", "agent.learning-rate=1e-4..1e-2:log")
+    assert "Name its values: --search agent.learning-rate=A,B,C" in said
+    assert "40,000,000 combinations" in refused(capsys, *words, "--search", "agent.steps=1..1000000")
 
 
 def test_a_seed_may_be_longer_than_those_of_samplers(tmp_path: Path) -> None:

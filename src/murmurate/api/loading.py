@@ -15,7 +15,6 @@ from murmurate.training.data_record import read_fingerprint
 from murmurate.training.evaluate import refuse_without_best
 from murmurate.training.own_files import warn_of_changes
 from murmurate.training.restore import load_agent
-from murmurate.training.run_folder import plain
 from murmurate.training.threads import keeping_threads
 from murmurate.worlds.own import replaced_by
 
@@ -48,7 +47,7 @@ def load(
         run = with_places(recipes.relocated(recipes.stored(run_folder), replacement), world or {})
         # loads the user's environment, and raises what is wrong with it before a checkpoint is looked for
         run.world.spec(read_fingerprint(run_folder))
-        warn_of_changes(run_folder, plain(run))
+        warn_of_changes(run_folder, run)
         if best:
             refuse_without_best(run, run_folder)
         path, learner = load_chosen(

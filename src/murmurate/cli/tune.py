@@ -26,7 +26,11 @@ def add_verb(verbs: Any) -> None:
     add_passes(tune)
     tune.add_argument("--strategy", help="as for train")
     tune.add_argument("--out", type=Path, help="the study's folder (default: runs/<recipe>-<time>-study)")
-    option(tune, "--trials", number_argument(PositiveInt), 30, "number of trials in all")
+    tune.add_argument(
+        "--trials",
+        type=number_argument(PositiveInt),
+        help="number of trials in all (default 30; with --sampler grid, every combination)",
+    )
     tune.add_argument(
         "--minutes", type=number_argument(PositiveFloat), help="after which no trial is started"
     )
@@ -38,8 +42,10 @@ def add_verb(verbs: Any) -> None:
         help="LOW..HIGH, LOW..HIGH:log or A,B,C; several times; 'default' adds what is searched without it",
     )
     tune.add_argument("--objective", help="figure of summary.json, NAME:max or NAME:min")
-    option(tune, "--sampler", str, "tpe", "tpe, random, qmc, cmaes or gp")
-    option(tune, "--pruner", str, "median", "median, halving, hyperband or none")
+    option(tune, "--sampler", str, "tpe", "tpe, random, qmc, cmaes, gp or grid")
+    tune.add_argument(
+        "--pruner", help="median, halving, hyperband or none (default median; with --sampler grid, none)"
+    )
     option(tune, "--jobs", int, 1, "number of trials at once")
     tune.set_defaults(act=_tune, fields=_tune_fields)
 
@@ -55,13 +61,18 @@ def _tune_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 
 def _tune(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.tuning.trials import check_installed
+    from murmurate.tuning.space import combinations
+    from murmurate.tuning.trials import GRID, check_installed
 
+    is_grid = options.sampler == GRID
+    options.pruner = options.pruner or ("none" if is_grid else "median")
     run, command = recipe_run(options, rest), f"murmurate tune {options.recipe}"
     check_installed(options.sampler, options.pruner)
     run = changed(run, options, rest, command)
     check_jobs(run, options.jobs)
     space = search_space(run, options.search, command)
+    count = len(combinations(space)) if is_grid else 30
+    options.trials = options.trials or count
     if searched_and_given := {dimension.name for dimension in space} & given(rest, run, command):
         raise Refusal(
             f"{', '.join(f'--{name}' for name in sorted(searched_and_given))} is searched. Leave it out, or "

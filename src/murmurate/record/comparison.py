@@ -9,6 +9,7 @@ from typing import Any
 
 from murmurate.record import groups
 from murmurate.record.console import clock
+from murmurate.record.differences import notes
 from murmurate.record.figures import byte_size, number_text
 from murmurate.record.groups import RunGroup
 from murmurate.record.score_sections import main_figure
@@ -45,7 +46,8 @@ def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
         }
         for group in shown
     ]
-    return {"heads": heads, "rows": rows, "note": _note(shown, references)}
+    differences = notes([run for group in shown for run in group.runs])
+    return {"heads": heads, "rows": rows, "note": " ".join([_note(shown, references), *differences])}
 
 
 def _cells(group: RunGroup, reference: float | None) -> list[Cell]:

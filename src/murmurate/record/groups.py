@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from murmurate.record.differences import contents, differing_files
 from murmurate.record.pooled_returns import pooled_returns
 from murmurate.record.runs import Axis, RecordedRun, ascending
 
 Array = NDArray[np.float64]
 POINTS = 300  # of a curve
 _BEGINNING = 0.05  # share of an axis; replicas whose first value is later have joined late
-# settings that may differ between the runs of one group
+# what may differ between the runs of one group; ``grouped`` compares "files" by itself
 _MAY_DIFFER = frozenset(
     {
         "seed",
@@ -34,6 +35,10 @@ _MAY_DIFFER = frozenset(
         "loggers",
         "versions",
         "hardware",
+        "restarts",
+        "hang_after_seconds",
+        "record_every_seconds",
+        "replay.folder",
         "eval_episodes",
         "eval_max_env_steps",
         "checkpoint_every_env_steps",
@@ -44,6 +49,7 @@ _MAY_DIFFER = frozenset(
 )
 _ROUNDING = 1e-9  # relative error of a mean of returns
 _SEED = re.compile(r"(seed[-_]?)\d+")  # in the name of a folder
+_DEVICE_NUMBER = re.compile(r":\d+$")
 # the settings of a world that say which environment or data set it is, in all packages' worlds
 _WORLD_NAMES = ("id", "game", "target", "scenario", "domain", "task", "level", "pixels", "path")
 
@@ -74,7 +80,8 @@ class GroupCurve:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in their seed and in settings that do not affect learning (``_MAY_DIFFER``).
+    """Runs that differ only in their seed and in settings that do not affect learning (``_MAY_DIFFER``), and
+    had the same files of the user's own.
 
     index: selects the colour and dashes of the group in all figures. is_single_run_page: whether
     the page is about a single run, this one.
@@ -146,19 +153,25 @@ def only_run(groups: Sequence[RunGroup]) -> RecordedRun | None:
 def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """``runs`` in groups, in the order of the groups' first runs.
 
-    A group's label is its strategy's name and those settings that differ between the groups; if that is also
+    Runs of equal settings are in different groups if a file of the user's own was not the same in them. A
+    group's label is its strategy's name and those settings that differ between the groups; if that is also
     the label of another group, with the folder of its first run.
     """
+    keys = [json.dumps(_settings(run), sort_keys=True) for run in runs]
     by_settings: dict[str, list[RecordedRun]] = {}
-    for run in runs:
-        by_settings.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
-    all_settings = [json.loads(key) for key in by_settings]
+    for key, run in zip(keys, runs, strict=True):
+        by_settings.setdefault(key, []).append(run)
+    changed = {key: differing_files(same) for key, same in by_settings.items()}
+    by_files: dict[Any, list[RecordedRun]] = {}
+    for key, run in zip(keys, runs, strict=True):
+        by_files.setdefault((key, contents(run, changed[key])), []).append(run)
+    all_settings = [json.loads(key) for key, _ in by_files]
     labels = [_label(settings, all_settings) for settings in all_settings]
     counts = Counter(labels)
     return [
-        # groups of one label differ by a setting that one of them lacks
+        # groups of one label differ by a setting that one of them lacks, or by the content of a file
         RunGroup(label if counts[label] == 1 else f"{label} ({members[0].folder})", index, tuple(members))
-        for index, (label, members) in enumerate(zip(labels, by_settings.values(), strict=True))
+        for index, (label, members) in enumerate(zip(labels, by_files.values(), strict=True))
     ]
 
 
@@ -166,7 +179,9 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
     """The settings that all runs of a group share, flat: "recipe", "strategy.name", "strategy.period", ...
 
     Runs that start from runs of several seeds share a setting, if the paths of these say so:
-    ``base/seed-3`` is ``base/seed-*``. Other paths may be of runs that were trained in another way.
+    ``base/seed-3`` is ``base/seed-*``. Other paths may be of runs that were trained in another way. Devices
+    are without their numbers: each seed may have a GPU of its own, whereas a CPU and a GPU may be what is
+    compared.
     """
     flat: dict[str, Any] = {"recipe": run.recipe, "replicas": run.replicas}
     for key, value in {**run.run, "strategy": run.strategy}.items():
@@ -175,6 +190,8 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
             flat[f"{key}.{name}" if name else key] = setting
     if isinstance(initial := flat.get("initial"), str):
         flat["initial"] = _SEED.sub(r"\1*", initial)
+    if isinstance(devices := flat.get("placement.devices"), list):
+        flat["placement.devices"] = [_DEVICE_NUMBER.sub("", str(device)) for device in devices]
     return {k: v for k, v in flat.items() if k not in _MAY_DIFFER and k.split(".")[0] not in _MAY_DIFFER}
 
 

@@ -19,6 +19,7 @@ from murmurate.errors import Refusal, cause_of
 from murmurate.record import comparison, run_sections, sections
 from murmurate.record.console import clock
 from murmurate.record.curve_numbers import curve_numbers
+from murmurate.record.differences import machine
 from murmurate.record.evaluations import evaluations
 from murmurate.record.figures import COLOURS, number_text
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
@@ -171,7 +172,7 @@ def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]], metrics: Sequ
     replicas = "1 replica" if run.replicas == 1 else f"{run.replicas} replicas"
     return {
         "title": run.recipe,
-        "subtitle": f"{replicas}, {strategy}{_machine(run)}",
+        "subtitle": f"{replicas}, {strategy}{_machines([run])}",
         "state": state,
         "state_bad": warns,
         "facts": _headline(run),
@@ -180,13 +181,9 @@ def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]], metrics: Sequ
     }
 
 
-def _machine(run: RecordedRun) -> str:
-    hardware = run.run.get("hardware")
-    if isinstance(hardware, dict):
-        names = [hardware.get(key) for key in ("cpu", "processor", "gpu")]
-        names += hardware.get("gpus") or []
-        hardware = ", ".join(name for name in names if isinstance(name, str) and name)
-    return f" · {hardware}" if hardware else ""
+def _machines(runs: Sequence[RecordedRun]) -> str:
+    names = dict.fromkeys(name for run in runs if (name := machine(run)))
+    return f" · {'; '.join(names)}" if names else ""
 
 
 def _comparison(runs: Sequence[RecordedRun], metrics: Sequence[str]) -> dict[str, Any]:
@@ -196,7 +193,7 @@ def _comparison(runs: Sequence[RecordedRun], metrics: Sequence[str]) -> dict[str
     unfinished = [f"{run.folder.name}: {_state(run)[0]}" for run in runs if run.fact("exit") != "finished"]
     return {
         "title": f"{strategies}, {len(runs)} runs" if len(runs) > len(shown) else f"{len(runs)} runs",
-        "subtitle": ", ".join(dict.fromkeys(run.recipe for run in runs)) + _machine(runs[0]),
+        "subtitle": ", ".join(dict.fromkeys(run.recipe for run in runs)) + _machines(runs),
         "state": "; ".join(unfinished),
         "state_bad": bool(unfinished),
         "facts": [],

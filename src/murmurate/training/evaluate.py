@@ -21,7 +21,7 @@ from murmurate.training.ends import is_of_examples
 from murmurate.training.own_files import warn_of_changes
 from murmurate.training.restore import load_agent, run_folder
 from murmurate.training.run import Run
-from murmurate.training.run_folder import locked, plain
+from murmurate.training.run_folder import locked
 from murmurate.training.threads import all_threads
 from murmurate.training.video import Mp4, Strip
 from murmurate.worlds.interface import Picture
@@ -117,7 +117,7 @@ def evaluate_folder(
     the policy, instead of the most probable ones.
     Raises Refusal if there is no such checkpoint, and as ``figures``.
     """
-    warn_of_changes(folder, plain(run))
+    warn_of_changes(folder, run)
     if which == "best":
         refuse_without_best(run, folder)
     alone = _is_idle(folder)

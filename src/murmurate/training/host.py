@@ -13,6 +13,7 @@ import psutil
 import torch
 
 import murmurate
+from murmurate import plugins
 
 # that worlds are made of: other versions of these may be other environments
 _PACKAGES = (
@@ -21,12 +22,14 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python, torch, this package, and of the packages of worlds that are installed."""
+    """The versions of Python, torch, this package, and of the packages of worlds and of plug-ins that are
+    installed."""
     return {
         "murmurate": murmurate.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         **_package_versions(),
+        **plugins.packages(),
     }
 
 

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from murmurate import plugins
 from murmurate.record.stored import UNSOUND, read_object
+from murmurate.training.run import Run
 from murmurate.worlds.modules import folder_of
 
 # settings that may name a class or function of the user's own, as ``FILE.py:NAME`` or ``module:NAME``
 _NAMES = frozenset({"target", "id", "torso", "network", "termination"})
 
+# packages whose classes are not the user's own; a script is changed for its settings too
+_NOT_OWN = frozenset({"murmurate", "__main__", *sys.stdlib_module_names})
 
-def digests(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The SHA-256 of each file of the user's own that a run's ``settings`` (see ``run_folder.plain``) name,
-    by its path: environment, torso, network, termination, and what ``--import`` names. Modules that are
-    installed are left out, and so are files that these import.
+
+def digests(run: Run) -> dict[str, str]:
+    """The SHA-256 of each file of the user's own that a run needs, by its path.
+
+    These are the files of its parts' classes (strategy, learner, source, world, evaluation) that are not
+    murmurate's, those of what it names (environment, torso, network, termination), and those of
+    MURMURATE_IMPORT. Left out are modules that are named and installed, files that all these import, and the
+    script that this process runs, for the classes that it defines.
     """
-    sources = [name.rpartition(":")[0] for name in _names(settings)] + plugins.imports()
-    paths = {path for source in sources if (path := _path(source))}
+    parts = list(_parts(run))
+    named = [name.rpartition(":")[0] for part in parts for name in _names(part)]
+    paths = {path for source in [*named, *plugins.imports()] if (path := _path(source))}
+    paths |= {path for part in parts for path in _class_files(type(part))}
     return {path: digest for path in sorted(paths) if (digest := _digest(path))}
 
 
@@ -37,9 +47,9 @@ def stored_digests(folder: Path) -> dict[str, str]:
         return {}
 
 
-def changed(folders: Iterable[Path], settings: Mapping[str, Any]) -> list[str]:
-    """The files of ``settings`` that are not as they were when one of the runs in ``folders`` was written."""
-    now = digests(settings)
+def changed(folders: Iterable[Path], run: Run) -> list[str]:
+    """The files of ``run`` that are not as they were when one of the runs in ``folders`` was written."""
+    now = digests(run)
     earlier = [stored_digests(folder) for folder in folders] if now else []
     return [path for path, digest in now.items() if any(each.get(path, digest) != digest for each in earlier)]
 
@@ -53,23 +63,44 @@ def differing(folders: Iterable[Path]) -> list[str]:
     return sorted(path for path, digests in found.items() if len(digests) > 1)
 
 
-def warn_of_changes(folder: Path, settings: Mapping[str, Any]) -> None:
+def warn_of_changes(folder: Path, run: Run) -> None:
     """Warn of files that are ``changed``."""
-    if paths := changed([folder], settings):
+    if paths := changed([folder], run):
         has = "has" if len(paths) == 1 else "have"
         warnings.warn(
             f"{' and '.join(paths)} {has} changed since the run in {folder} began. The present content is "
-            "used: unless the change affects neither the environment nor the net, restore the former one.",
+            "used: unless the change has no effect on the run, restore the former one.",
             stacklevel=3,
         )
 
 
-def _names(settings: Any) -> Iterator[str]:
-    if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            if key in _NAMES and isinstance(value, str):
-                yield value
-            yield from _names(value)
+def _parts(value: Any) -> Iterator[Any]:
+    """``value``, if it is a dataclass, and the dataclasses in it."""
+    if isinstance(value, (list, tuple)):
+        for element in value:
+            yield from _parts(element)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield value
+        for name in _settings(value):
+            yield from _parts(getattr(value, name))
+
+
+def _settings(part: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(part) if field.init]  # others are set as it is used
+
+
+def _names(part: Any) -> Iterator[str]:
+    for name in _NAMES.intersection(_settings(part)):
+        if isinstance(value := getattr(part, name), str):
+            yield value
+
+
+def _class_files(part: type) -> Iterator[str]:
+    """The files of a class and its bases, without those of murmurate and of Python."""
+    for each in part.__mro__:
+        file = getattr(sys.modules.get(each.__module__), "__file__", None)
+        if file and each.__module__.partition(".")[0] not in _NOT_OWN:
+            yield os.path.abspath(file)
 
 
 def _path(source: str) -> str:

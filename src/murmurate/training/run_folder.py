@@ -188,7 +188,7 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
         "versions": versions(),
         "hardware": hardware(),
         "command": commands(folder),
-        **({"files": files} if (files := digests(settings)) else {}),
+        **({"files": files} if (files := digests(run)) else {}),
         **({"imports": imports} if (imports := plugins.imports()) else {}),
     }
     refuse_not_utf8(content, "run.json")

@@ -180,7 +180,7 @@ def resume(
         with locked(folder):
             check_data(folder, run.world)  # first, because with other data a checkpoint may not fit either
             newest = checkpoint.newest(folder / "checkpoints", lambda path: _check_fits(run, folder, path))
-            warn_of_changes(folder, plain(stored))
+            warn_of_changes(folder, stored)
             if stored != recorded:
                 write_run(folder, stored)
             with run_folder.restored_if_refused(folder, "run.json", "summary.json"):

@@ -67,11 +67,12 @@ class RunProcess:
 
 def changed_files(folders: Iterable[Path], run: Run) -> str:
     """A warning, if files of the user's own have changed since the runs in ``folders`` began; else empty."""
-    if not (paths := own_files.changed(folders, plain(run))):
+    if not (paths := own_files.changed(folders, run)):
         return ""
     return (
-        f"warning: since runs in this folder began, {' and '.join(paths)} changed: the next runs may be of "
-        "another environment or net. Restore the former content, or choose another folder with --out."
+        f"warning: since runs in this folder began, {' and '.join(paths)} changed: the next runs may differ "
+        "from these in more than their settings. Restore the former content, or choose another folder with "
+        "--out."
     )
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from murmurate.errors import Refusal
+
+MOST_COMBINATIONS = 10_000
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,17 @@ class Dimension:
             return str(value)
         return str(int(value)) if self.whole else repr(float(value))
 
+    def values(self) -> Sequence[Any]:
+        """All values: the choices, or the integers of a range. Raises Refusal for any other range."""
+        if self.choices:
+            return self.choices
+        if self.whole and not self.log:
+            return range(int(self.low), int(self.high) + 1)
+        raise Refusal(
+            f"--sampler grid tries every combination of values, and {self} is a range of numbers. Name its "
+            f"values: --search {self.name}=A,B,C"
+        )
+
     def distribution(self) -> Any:
         from optuna import distributions
 
@@ -48,6 +65,19 @@ class Dimension:
 
     def plain(self) -> dict[str, Any]:
         return {**asdict(self), "choices": list(self.choices)}
+
+
+def combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
+    """Every combination of values of ``space``; of the last dimension they change first. Raises Refusal if
+    there are too many, and as ``Dimension.values``."""
+    values = [dimension.values() for dimension in space]
+    if (count := math.prod(map(len, values))) > MOST_COMBINATIONS:
+        raise Refusal(
+            f"--sampler grid would try {count:,} combinations, and at most {MOST_COMBINATIONS:,} are "
+            "possible. Name fewer values with --search."
+        )
+    names = [dimension.name for dimension in space]
+    return [dict(zip(names, each, strict=True)) for each in itertools.product(*values)]
 
 
 def words(space: Sequence[Dimension], values: Mapping[str, Any]) -> list[str]:

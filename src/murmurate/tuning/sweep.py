@@ -136,8 +136,8 @@ class Sweep:
         if finished:
             if changed := own_files.differing(finished):
                 self.say(
-                    f"warning: {' and '.join(changed)} changed while the seeds were trained, which may be of "
-                    "different environments or nets. Train them anew in another folder: --out."
+                    f"warning: {' and '.join(changed)} changed while the seeds were trained, so these may "
+                    "differ in more than the seed. Train them anew in another folder: --out."
                 )
             self.say(
                 scores_line([each for path in finished if (each := run_process.summary(path))], self.run)

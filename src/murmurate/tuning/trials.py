@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import MissingExtra, Refusal, RunFailed
-from murmurate.tuning.space import Dimension
+from murmurate.tuning.space import Dimension, combinations
 
-SAMPLERS = ("tpe", "random", "qmc", "cmaes", "gp")
+GRID = "grid"
+SAMPLERS = ("tpe", "random", "qmc", "cmaes", "gp", GRID)
 PRUNERS = ("median", "halving", "hyperband", "none")
 
 
@@ -43,7 +44,8 @@ class HeldTrial:
 
 
 class Trials:
-    """The study in ``folder``, created if it does not exist.
+    """The study in ``folder``, created if it does not exist. With the sampler ``grid`` its trials are the
+    ``combinations`` of ``space``, in their order.
 
     Raises MissingExtra without Optuna, Refusal for an unknown pruner or a damaged database; ``next`` raises
     Refusal for an unknown sampler (see ``check_installed``).
@@ -81,7 +83,8 @@ class Trials:
         return [float(trial.value) for trial in self.all() if trial.state.name == "COMPLETE"]
 
     def next(self, most: int) -> HeldTrial | None:
-        """A trial that was cut off; else a new one, unless there are ``most`` already; else None.
+        """A trial that was cut off; else a new one, unless there are ``most`` already, or all of a grid;
+        else None.
 
         Raises Refusal if another process holds the lock of a new trial: ``locks/`` is another study's.
         """
@@ -101,6 +104,8 @@ class Trials:
             # a trial that was cut off while its parameters were drawn lacks some, and does not count
             if sum(len(trial.params) == len(self._space) for trial in trials) >= most:
                 return None
+            if self._sampler == GRID and not self._enqueued(trials):
+                return None
             # seeded by the trial's number: else processes that share the study would draw the same; samplers
             # take seeds of 32 bits, and a run takes longer ones
             self.study.sampler = _sampler(self._sampler, (self._seed + len(trials)) % 2**32)
@@ -109,6 +114,20 @@ class Trials:
             if lock is None:
                 raise Refusal(f"{self._folder / 'locks'} belongs to another study. Choose another --out.")
             return HeldTrial(trial, lock)
+
+    def _enqueued(self, trials: Sequence[Any]) -> bool:
+        """Make the first combination of the grid that no trial has the next one that the study asks for;
+        returns False if there is none.
+
+        Optuna's own sampler of grids ends a study that is being optimized, and this one is asked instead.
+        """
+        if any(trial.state.name == "WAITING" for trial in trials):
+            return True  # a process was killed before it asked for it
+        tried = [trial.params for trial in trials]
+        untried = next((each for each in combinations(self._space) if each not in tried), None)
+        if untried is not None:
+            self.study.enqueue_trial(untried)
+        return untried is not None
 
     def completed(self, held: HeldTrial, value: float) -> None:
         self.study.tell(held.trial, value)
@@ -218,7 +237,7 @@ def _sampler(name: str, seed: int) -> Any:
     try:
         if name == "tpe":
             return samplers.TPESampler(seed=seed)
-        if name == "random":
+        if name in ("random", GRID):  # of a grid all values are given
             return samplers.RandomSampler(seed=seed)
         if name == "qmc":
             # one seed for all processes, which draw from one sequence
