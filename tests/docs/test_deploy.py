@@ -126,7 +126,9 @@ def test_a_job_of_a_script_gives_it_to_torchrun_with_its_arguments(tmp_path: Pat
     assert done.stdout.startswith("3 --nnodes 1 --nproc-per-node 4 ")
     assert done.stdout.endswith(":29400 train.py --epochs 2\n")
     done = job(tmp_path, "cartpole-a2c", stand_ins=says, **given)
-    assert f"-m murmurate train cartpole-a2c --launcher torchrun --out {tmp_path}/runs" in done.stdout
+    assert (
+        f"-m murmurate train cartpole-a2c --launcher torchrun --continue --out {tmp_path}/runs" in done.stdout
+    )
 
 
 @pytest.mark.slow

@@ -156,8 +156,8 @@ def test_start_from_a_trained_model(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_stop_and_resume(tmp_path: Path) -> None:
-    """The first command is interrupted, as its comment says."""
-    train, resume = lines(DOCS / "how-to/resume.md")
+    """The first command is interrupted, as its comment says; the last one is run twice."""
+    train, resume, spot = lines(DOCS / "how-to/resume.md")
     command = train.partition("#")[0].split()
     record = tmp_path / "runs/first/metrics.jsonl"
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as process:
@@ -166,6 +166,7 @@ def test_stop_and_resume(tmp_path: Path) -> None:
         assert process.wait(200) == 130
     printed = run(f"{resume} --env-steps 30000", tmp_path)
     assert "Evaluation over" in printed
+    assert "which has finished" in run("\n".join([shorter(spot)] * 2), tmp_path)
 
 
 @pytest.mark.slow
