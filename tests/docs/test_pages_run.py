@@ -292,6 +292,16 @@ def test_from_other_packages(tmp_path: Path) -> None:
     assert program(tmp_path, text).count("accuracy 0.600") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_curriculum(tmp_path: Path) -> None:
+    (block,) = python("how-to/curriculum")
+    printed = program(tmp_path, block)
+    assert (tmp_path / "corridor-level.json").read_text() == "2"
+    assert "100% of them successful" in printed
+    assert "which has finished" in program(tmp_path, block)
+
+
 def test_every_page_has_its_test() -> None:
     _, _, tests = Path(__file__).read_text().partition("\nPYTHON = ")
     without = {"how-to/docker", "how-to/kubernetes"}  # no line of theirs can run here
