@@ -459,6 +459,30 @@ def test_weights_are_all_parameters_with_what_rebuilds_the_net(trained: MakeMode
     assert metadata["observation_shape"] == [4]
 
 
+def test_the_order_of_a_flattened_observation_is_in_the_metadata(
+    trained: MakeModel, nets: Path, tmp_path: Path
+) -> None:
+    from safetensors import safe_open
+
+    world = {"observe": ["load", "goal"], "frame_stack": 2}
+    model = trained(env=f"{nets}:Crane", algorithm="td3", world=world, replay={"learning_starts": 256})
+    model.export(tmp_path / "weights.safetensors")
+    with safe_open(tmp_path / "weights.safetensors", "pt") as file:
+        metadata = json.loads(file.metadata()["murmurate"])
+    assert metadata["observation_parts"] == [["goal", 0, 2], ["load", 2, 4]]
+    assert metadata["observation_stack"] == 2
+
+    env = runpy.run_path(str(nets))["Crane"]()
+    earlier, _ = env.reset(seed=1)
+    newest, *_ = env.step(None)
+    inputs = np.zeros((1, 8), np.float32)
+    for first, observation in ((0, earlier), (4, newest)):
+        for path, start, stop in metadata["observation_parts"]:
+            inputs[0, first + start : first + stop] = observation[path].ravel()
+    model.act(earlier)
+    np.testing.assert_allclose(model.act(newest), model.act(inputs)[0], rtol=0, atol=1e-7)
+
+
 def test_actions_without_bounds_have_null_in_the_metadata(trained: MakeModel, tmp_path: Path) -> None:
     from safetensors import safe_open
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,68 @@ def test_images_that_an_mlp_would_read_are_warned_of(
     assert main([*command, "--agent.torso", "mlp"]) == 0  # chosen, so nobody is warned
     assert not [warning for warning in recwarn if "an MLP reads" in str(warning.message)]
     capsys.readouterr()
+
+
+ROVER = """
+import gymnasium
+import numpy as np
+
+
+class Rover(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, low, high):
+        self.action_space = gymnasium.spaces.Box(np.float32([-1, low]), np.float32([1, high]))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+
+def radians():
+    return Rover(-0.1, 0.1)
+
+
+def rpm():
+    return Rover(0, 5000)
+
+
+def percent():
+    return Rover(2, 5)
+
+
+def usual():
+    return Rover(-0.4, 0.4)
+
+
+def unbounded():
+    return Rover(-np.inf, np.inf)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "words"),
+    [
+        ("radians", "ppo", "component 1 .* from -0.1 to 0.1, .*: most of its draws are clipped"),
+        ("rpm", "a2c", "from 0 to 5000, .*: its draws reach little of that"),
+        ("percent", "a2c", "from 2 to 5, .*: most of its draws are clipped"),
+        ("usual", "ppo", ""),
+        ("unbounded", "ppo", ""),
+        ("radians", "td3", ""),
+    ],
+)
+def test_actions_whose_bounds_do_not_fit_the_first_draws_are_warned_of(
+    name: str, algorithm: str, words: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (file := tmp_path / "their_rovers.py").write_text(ROVER)
+    command = ["train", "--env", f"{file}:{name}", "--algorithm", algorithm, "--env-steps", "1000000"]
+    assert main([*command, "--dry-run"]) == 0
+    said = [str(warning.message) for warning in recwarn if "--world.rescale" in str(warning.message)]
+    assert len(said) == bool(words)
+    assert all(re.search(words, each) for each in said)
+    if words:
+        recwarn.clear()
+        assert main([*command, "--world.rescale-actions", "true", "--dry-run"]) == 0
+        assert not [each for each in recwarn if "--world.rescale" in str(each.message)]

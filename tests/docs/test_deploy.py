@@ -131,7 +131,9 @@ def test_a_job_of_a_script_gives_it_to_torchrun_with_its_arguments(tmp_path: Pat
     done = job(tmp_path, "cartpole-a2c", stand_ins=says, OMP_NUM_THREADS="", **shared)
     assert done.stdout.startswith("1 ")
     done = job(tmp_path, "cartpole-a2c", stand_ins=says, **given)
-    assert f"-m murmurate train cartpole-a2c --launcher torchrun --out {tmp_path}/runs" in done.stdout
+    assert (
+        f"-m murmurate train cartpole-a2c --launcher torchrun --continue --out {tmp_path}/runs" in done.stdout
+    )
 
 
 @pytest.mark.slow

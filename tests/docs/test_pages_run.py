@@ -156,8 +156,8 @@ def test_start_from_a_trained_model(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_stop_and_resume(tmp_path: Path) -> None:
-    """The first command is interrupted, as its comment says."""
-    train, resume = lines(DOCS / "how-to/resume.md")
+    """The first command is interrupted, as its comment says; the last one is run twice."""
+    train, resume, spot = lines(DOCS / "how-to/resume.md")
     command = train.partition("#")[0].split()
     record = tmp_path / "runs/first/metrics.jsonl"
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as process:
@@ -166,6 +166,7 @@ def test_stop_and_resume(tmp_path: Path) -> None:
         assert process.wait(200) == 130
     printed = run(f"{resume} --env-steps 30000", tmp_path)
     assert "Evaluation over" in printed
+    assert "which has finished" in run("\n".join([shorter(spot)] * 2), tmp_path)
 
 
 @pytest.mark.slow
@@ -289,6 +290,16 @@ def test_from_other_packages(tmp_path: Path) -> None:
         "for replicas in (1, 2):\n    murmurate.run(main, replicas=replicas, launcher='inline')\n"
     )
     assert program(tmp_path, text).count("accuracy 0.600") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_curriculum(tmp_path: Path) -> None:
+    (block,) = python("how-to/curriculum")
+    printed = program(tmp_path, block)
+    assert (tmp_path / "corridor-level.json").read_text() == "2"
+    assert "100% of them successful" in printed
+    assert "which has finished" in program(tmp_path, block)
 
 
 def test_every_page_has_its_test() -> None:

@@ -103,6 +103,28 @@ def test_variables_of_weights_and_biases_go_before_names_of_folders(
     assert (begun.arguments["group"], begun.arguments["name"]) == ("mine", "first")
 
 
+def test_a_resumed_run_is_the_same_run_of_weights_and_biases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.delenv(variable, raising=False)
+    identities = []
+    for name in ("first", "second", "first"):
+        begun: Any = _Init()
+        monkeypatch.setitem(sys.modules, "wandb", begun)
+        (tmp_path / name).mkdir(exist_ok=True)
+        open_loggers(["wandb"], tmp_path / name, CONFIG)
+        assert begun.arguments["resume"] == "allow"
+        identities.append(begun.arguments["id"])
+    first, second, again = identities
+    assert first == again != second
+    for variable, value in (("WANDB_RUN_ID", "mine"), ("WANDB_MODE", "offline")):
+        with monkeypatch.context() as chosen:
+            chosen.setenv(variable, value)
+            open_loggers(["wandb"], tmp_path / "first", CONFIG)
+        assert not {"id", "resume"} & set(begun.arguments), "arguments would take precedence"
+
+
 @pytest.fixture
 def mlflow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow's own store of runs, in a file, with the experiment birds."""

@@ -22,7 +22,7 @@ from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.checkpoint import read_manifest
-from murmurate.training.restore import consensus, warn_of_other_classes
+from murmurate.training.restore import consensus, initial_values, warn_of_other_classes
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_json
 from short_runs import SHORT, refused, resume, train
@@ -73,6 +73,29 @@ def test_it_starts_from_the_other_runs_consensus(strategy: str, source: Path, tm
         for key in statistics:  # they have gone on
             assert torch.isfinite(tensors["a2c"].pop(key)).all()
     check_same(found, expected)
+
+
+def test_it_starts_from_a_checkpoint_that_is_named(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The best one, whose parameters are others here than those of the run's last."""
+    copied = tmp_path / "copied"
+    shutil.copytree(source, copied)
+    other = short("cartpole-a2c", "--seed", "6", "--agent.normalize-observations", "true")
+    train(other, tmp_path / "other")
+    best = copied / "checkpoints" / "best"
+    shutil.rmtree(best, ignore_errors=True)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "last", best)
+    run = dataclasses.replace(other, initial=str(best))
+    found, expected = initial_values(run), values(tmp_path / "other")
+    check_same(found, expected)
+    weight = "policy_head.weight"
+    assert not torch.equal(found["a2c"][weight], values(source)["a2c"][weight])
+
+    (best / "replica-0.safetensors").write_bytes(b"")
+    capsys.readouterr()
+    command = ["train", "cartpole-a2c", *SHORT, "--out", tmp_path / "run", "--initial"]
+    assert "replica-0.safetensors is corrupt" in refused(capsys, *command, best)
 
 
 def _with_strategy(run: Run, name: str) -> Run:
@@ -204,11 +227,14 @@ def test_other_classes_of_the_same_number_are_noticed(tmp_path: Path, source: Pa
     """Told by the records of the data sets in the two run folders."""
     folders = [tmp_path / "base", tmp_path / "run"]
     for folder, names in zip(folders, (["cat", "dog"], ["cat", "owl"]), strict=True):
-        folder.mkdir()
+        (folder / "checkpoints" / "best").mkdir(parents=True)
         write_json(folder / "source.json", {"classes": names})
+    best = folders[0] / "checkpoints" / "best"
+    write_json(best / "state.json", {})
     run = short("cartpole-a2c", "--initial", str(folders[0]))
-    with pytest.warns(UserWarning, match="trained on other classes \\(dog in place of owl\\)"):
-        warn_of_other_classes(run, folders[1])
+    for initial in (folders[0], best):
+        with pytest.warns(UserWarning, match="trained on other classes \\(dog in place of owl\\)"):
+            warn_of_other_classes(dataclasses.replace(run, initial=str(initial)), folders[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_other_classes(dataclasses.replace(run, initial_except=("head",)), folders[1])

@@ -175,6 +175,8 @@ def test_a_folder_with_links_out_of_it_or_pipes_in_it_is_refused(tmp_path: Path)
     folder.mkdir()
     write_run(folder, recipe("cartpole-gala"))
     (folder / "inside").symlink_to("run.json")
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / "debug-core.log").symlink_to(tmp_path / "cache" / "core.log")  # as wandb makes it
     read_run(folder, recipe)
     (folder / "metrics.jsonl").symlink_to(tmp_path / "theirs")
     with pytest.raises(Refusal, match="link out of the run folder"):

@@ -31,7 +31,7 @@ from murmurate.strategies.hogwild import Hogwild
 from murmurate.training import checkpoint, coordinator, interrupts, session, summary
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
-from murmurate.training.run_folder import claim
+from murmurate.training.run_folder import claim, locked
 from murmurate.training.worker_context import FINAL, staging
 from short_runs import SHORT, altered, content, refused, train
 
@@ -64,6 +64,60 @@ def test_ranks_that_are_started_again_delete_no_checkpoint_that_is_damaged(tmp_p
     with pytest.raises(Refusal, match="is corrupt or missing"):
         session.train(run, tmp_path / "other", Restarted(), stored)
     assert content(folder) == before
+
+
+def test_one_command_begins_a_run_goes_on_with_it_and_leaves_it_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    words = ["train", "cartpole-a2c", *SHORT, "--continue", "--out", str(folder)]
+    claim(folder)  # as a run that is killed at once leaves it
+    with pytest.warns(UserWarning, match="had saved no checkpoint; it is now"):
+        assert main(words) == 0
+    capsys.readouterr()
+    (left,) = tmp_path.glob("run-cut-off-*")
+    assert not (left / "run.json").exists()
+
+    before = content(folder)
+    assert main(words) == 0
+    assert "has finished" in capsys.readouterr().out
+    assert content(folder) == before
+
+    (folder / "summary.json").unlink()  # as a run that was killed after its checkpoint leaves it
+    assert main(words) == 0
+    assert main([*words, "--updates", "4"]) == 0
+    events = [record.get("event") for record in read_metrics(folder / "metrics.jsonl")]
+    assert events.count("resumed") == 2
+    result = murmurate.train(
+        "cartpole-a2c", updates=4, simulators=2, launcher="inline", eval_episodes=1, out=folder, resume=True,
+        quiet=True,
+    )  # fmt: skip
+    assert result.summary["updates"] == 4
+    assert events == [record.get("event") for record in read_metrics(folder / "metrics.jsonl")]
+
+
+def test_what_a_command_does_not_go_on_with_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2, eval_episodes=1)
+    train(run, folder := tmp_path / "run")
+    capsys.readouterr()
+    words = ["train", "cartpole-a2c", *SHORT, "--continue"]
+    assert "Name the folder: --out" in refused(capsys, *words)
+    assert "Leave out --continue" in refused(capsys, *words, "--seeds", "0-1", "--out", folder)
+    before = content(folder)
+    said = refused(capsys, *words, "--out", folder, "--agent.learning-rate", "0.5")
+    assert "agent cannot change on resume" in said
+    with locked(folder):
+        said = refused(capsys, *words, "--updates", "4", "--out", folder)
+    assert "another process is training" in said
+    assert content(folder) == before
+    claim(begun := tmp_path / "begun")
+    with locked(begun):
+        assert "another process is training" in refused(capsys, *words, "--out", begun)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
 
 
 def test_a_signal_before_the_run_begins_leaves_no_folder(

@@ -104,6 +104,7 @@ def test_an_image_alone_stays_an_image() -> None:
     assert np.array_equal(camera.convert(sample), np.moveaxis(sample["camera"], -1, 0))
     several = observation_format(space, "car", ["speed", "in.gear"])
     assert several.shape == (5,)
+    assert several.parts == (("in.gear", 0, 3), ("speed", 3, 5))
     part = spaces.Dict({"in.gear": space["in"]["gear"], "speed": space["speed"]})
     assert np.array_equal(
         several.convert(sample), flatten(part, {"in.gear": sample["in"]["gear"], "speed": sample["speed"]})

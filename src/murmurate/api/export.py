@@ -64,14 +64,25 @@ def check_path(path: Path) -> None:
                 raise MissingExtra(package, "export", "An export to ONNX")
 
 
-def description(run: Run, checkpoint: str, spec: EnvSpec, classes: Sequence[str]) -> dict[str, Any]:
+def description(
+    run: Run,
+    checkpoint: str,
+    spec: EnvSpec,
+    classes: Sequence[str],
+    parts: Sequence[tuple[str, int, int]],
+) -> dict[str, Any]:
     """The metadata of an export, as values for JSON: the run, the versions of packages, what the model reads
-    and returns."""
+    and returns.
+
+    parts: (path, start, stop) of each part of an observation that is flattened.
+    """
     return {
         "run": plain(run),
         "versions": versions(),
         "checkpoint": checkpoint,
         "observation_shape": list(spec.observation_shape),
+        "observation_parts": [list(part) for part in parts],
+        "observation_stack": spec.observation_shape[0] // spec.channels if spec.stacked else spec.history,
         "observation_dtype": str(spec.observation_dtype).removeprefix("torch."),
         "actions": spec.actions,
         "classes": list(classes),

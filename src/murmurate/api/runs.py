@@ -57,6 +57,7 @@ def train(
     seed: int | None = None,
     launcher: str | None = None,
     out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     agent: LearnerConfig | Mapping[str, object] | None = None,
     world: SimulatorWorld | Mapping[str, object] | None = None,
     placement: Placement | Mapping[str, object] | None = None,
@@ -83,6 +84,8 @@ def train(
         passes: for a data set, in place of ``env_steps``: passes of all replicas together through the
             training examples.
         out: the run folder; by default a new one in ``runs/``.
+        resume: ``--continue``: if ``out`` holds this run, go on from its checkpoint, or return its result if
+            it has finished; else begin. What a run left there that saved no checkpoint is renamed.
         agent, world, placement: mappings of their fields (``agent={"learning_rate": 1e-3}``), or objects.
         callbacks: called with what the run records; see ``Callback``.
         quiet: print no progress.
@@ -114,7 +117,7 @@ def train(
     _refuse_unpicklable(run, engine)
     working_folder = Path.cwd()
     with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
-        finish = session.train(run, out, engine, recipes.stored)
+        finish = session.train(run, out, engine, recipes.stored, goes_on=resume)
     return _result(finish, working_folder, quiet)
 
 

@@ -34,6 +34,12 @@ def add_verbs(verbs: Any) -> None:
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     train.add_argument(
+        "--continue",
+        dest="goes_on",
+        action="store_true",
+        help="go on with the run in --out, if there is one; else begin it",
+    )
+    train.add_argument(
         "--dry-run", action="store_true", help="print all settings, after every check that precedes a run"
     )
     sweep.add_options(train)
@@ -189,6 +195,8 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.seeds is not None:
         if options.dry_run:
             raise Refusal("--dry-run is for one run, and those of --seeds are alike. Leave out --seeds.")
+        if options.goes_on:
+            raise Refusal("--seeds goes on with the runs in its folder by itself. Leave out --continue.")
         return sweep.sweep(run, options, rest)
     if options.jobs != 1:
         raise Refusal("--jobs is for several runs. Give --seeds, as in --seeds 0-4, or leave it out.")
@@ -200,9 +208,10 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if (ranks := engine.dictated_replicas()) is not None:
         run = changed(dataclasses.replace(base, replicas=ranks), options, rest, verb)
     if options.dry_run:
-        # ranks may go on with the run of an earlier start in that folder
-        return _show(run, engine, options.out if ranks is None else None)
-    return report_end(train(run, options.out, engine, stored))
+        # this may go on with the run of an earlier start in that folder
+        is_new = ranks is None and not options.goes_on
+        return _show(run, engine, options.out if is_new else None)
+    return report_end(train(run, options.out, engine, stored, goes_on=options.goes_on))
 
 
 def _show(run: Any, engine: Any, out: Path | None) -> int:

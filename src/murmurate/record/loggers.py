@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from typing import Any
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.record import sweeps
 from murmurate.record.callbacks import Callback, Result
+from murmurate.record.stored import replacing
 
 _PROJECT = "murmurate"
 _MOST_METRICS = 1000  # largest number of metrics that MLflow takes in one request
 _OF_SEVERAL_RUNS = (sweeps.FILE, "study.json")  # files of the folder around the runs of a sweep or study
+# variables by which the user chooses the run of Weights & Biases
+_OWN_IDENTITY = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM")
 _LONGEST_PARAMETER = 500  # characters of a value that every MLflow server takes
 
 
@@ -60,6 +64,22 @@ def group_and_name(folder: Path) -> tuple[str, str]:
     return folder.name, folder.name
 
 
+def _kept_identity(folder: Path) -> dict[str, Any]:
+    """The arguments of ``wandb.init`` by which each start in ``folder`` goes on with one run.
+
+    Empty if variables choose the run; and offline, as ``wandb sync`` would send each start as the whole run.
+    """
+    if os.environ.get("WANDB_MODE") == "offline" or any(map(os.environ.get, _OWN_IDENTITY)):
+        return {}
+    kept = folder / "wandb-run-id"
+    identity = kept.read_text().strip() if kept.exists() else ""
+    if not identity:
+        identity = uuid.uuid4().hex[:8]
+        with replacing(kept) as fresh:
+            fresh.write_text(f"{identity}\n")
+    return {"id": identity, "resume": "allow"}
+
+
 def _tagged_numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:
     """(name, value) of all numbers of a record. A name is ``replica-<i>/<tag>``, with the tag of TensorBoard;
     in a record that belongs to no replica ``run/<tag>``."""
@@ -99,8 +119,9 @@ class WeightsAndBiases(Callback):
     """A run of Weights & Biases, in project ``$WANDB_PROJECT`` (default: murmurate), grouped by sweep or
     study, or else by run folder.
 
-    A resumed run is another run of the same group. Files of Weights & Biases are in the run folder; its
-    environment variables (``WANDB_MODE=offline``, ``WANDB_RUN_GROUP``, ``WANDB_NAME``, say) apply.
+    A resumed run goes on as the same run there, whose id is in the run folder. Files of Weights & Biases are
+    in the run folder; its environment variables (``WANDB_MODE=offline``, ``WANDB_RUN_GROUP``, ``WANDB_NAME``,
+    ``WANDB_RUN_ID``, say) apply.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -115,6 +136,7 @@ class WeightsAndBiases(Callback):
             dir=str(folder),
             config=dict(config),
             settings=wandb.Settings(console="off", silent=True),  # the terminal shows our run's progress
+            **_kept_identity(folder),
         )
         self._run.define_metric("*", step_metric="env_steps")
 

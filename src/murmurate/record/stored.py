@@ -136,6 +136,7 @@ def refuse_foreign(folder: Path) -> None:
 
     Reading a pipe or a device may never end, and writing through a link changes a file outside the folder.
     A folder without a ``run.json`` is refused as such, and not searched: its links and pipes are not ours.
+    Nor is its folder ``wandb``, where Weights & Biases makes links to its logs, and murmurate reads nothing.
     """
     try:
         holds_run = (folder / "run.json").is_file()
@@ -175,6 +176,8 @@ def refuse_foreign(folder: Path) -> None:
                 raise Refusal(
                     f"{path} is neither a file nor a folder, so murmurate has not made it. Remove it."
                 )
+        if parent == root and "wandb" in folders:
+            folders.remove("wandb")
 
 
 def _content(path: Path) -> bytes:

@@ -302,6 +302,11 @@ def set_aside(checkpoint: Path) -> None:
         (checkpoint / MANIFEST_NAME).rename(checkpoint / f"damaged-{MANIFEST_NAME}")
 
 
+def is_one(folder: Path) -> bool:
+    """Whether ``folder`` is that of a checkpoint, sound or not, and not of a run."""
+    return (folder / MANIFEST_NAME).exists()
+
+
 def damage(checkpoint: Path, replays: bool = True) -> str | None:
     """What is wrong with a checkpoint, in a sentence; None if it is complete. replays: check these, too."""
     try:

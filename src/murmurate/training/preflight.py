@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import warnings
 from pathlib import Path
 from typing import cast
@@ -13,10 +14,11 @@ import torch
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
+from murmurate.nets.actor_critic import GaussianHead
 from murmurate.nets.torso import AUTO, SMALLEST_SIDE
 from murmurate.replicator.learner import Context, Learner, LearnerConfig
 from murmurate.replicator.replicator import Replicator, check_capabilities
-from murmurate.spec import World
+from murmurate.spec import EnvSpec, World
 from murmurate.training.ends import warn_of_many_passes
 from murmurate.training.launcher import Launcher
 from murmurate.training.members import group_opener
@@ -25,6 +27,9 @@ from murmurate.training.restore import initial_values, refuse_unknown_names
 from murmurate.training.run import Run
 from murmurate.worlds.interface import SimulatorWorld
 
+# half of the distance between the bounds of an action, in standard deviations of a policy's first draws
+_LEAST_SPAN, _GREATEST_SPAN = 0.25, 10.0
+
 
 def prepared(run: Run, launcher: Launcher) -> Run:
     """``run`` with its strategy adapted to its learner, checked. Raises Refusal (see ``preflight`` and
@@ -32,7 +37,7 @@ def prepared(run: Run, launcher: Launcher) -> Run:
     # workers may have another working directory
     initial = None if run.initial is None else str(Path(run.initial).resolve())
     run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy), initial=initial)
-    preflight(run, launcher)
+    _warn_of_bounds(run.world.spec(), preflight(run, launcher))
     try_once(run.world)
     warn_of_many_passes(run)
     return run
@@ -65,8 +70,30 @@ def _warn_of_flattened_images(run: Run, learner: LearnerConfig) -> None:
     )
 
 
-def preflight(run: Run, launcher: Launcher) -> None:
-    """Raise Refusal for every failure that can be foreseen, before anything is changed."""
+def _warn_of_bounds(spec: EnvSpec, learner: Learner) -> None:
+    """Warn if few of the first actions of a policy that ignores the bounds of actions would be between them,
+    or if they would reach little of what is there."""
+    modules = [module for replica in learner.replicas.values() for module in replica.module.modules()]
+    if not any(isinstance(module, GaussianHead) for module in modules):
+        return
+    for number, (low, high) in enumerate(zip(spec.action_low, spec.action_high, strict=True)):
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            continue
+        is_narrow = (high - low) / 2 < _LEAST_SPAN or low > 1.0 or high < -1.0
+        if is_narrow or (high - low) / 2 > _GREATEST_SPAN:
+            consequence = "most of its draws are clipped" if is_narrow else "its draws reach little of that"
+            warnings.warn(
+                f"component {number} of an action of {spec.name} is from {low:g} to {high:g}, and the policy "
+                f"begins with a mean of about 0 and a standard deviation of 1: {consequence}. "
+                "--world.rescale-actions true (or a wrapper) scales actions from -1 to 1 to the bounds.",
+                stacklevel=2,
+            )
+            return
+
+
+def preflight(run: Run, launcher: Launcher) -> Learner:
+    """The run's learner, built once. Raises Refusal for every failure that can be foreseen, before anything
+    is changed."""
     run.validate()
     launcher.check(run)
     offered = launcher.capabilities(run)
@@ -83,6 +110,7 @@ def preflight(run: Run, launcher: Launcher) -> None:
     learner = build_once(run)
     if planned is None:
         refuse_too_small(run, bytes_of(learner))
+    return learner
 
 
 def try_once(world: World) -> None:

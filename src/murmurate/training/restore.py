@@ -91,21 +91,29 @@ def _read(folder: Path, replicas: int) -> tuple[list[dict[str, Any]], dict[str, 
 
 
 def initial_values(run: Run) -> dict[str, dict[str, Tensor]]:
-    """What a new run starts from, by the names of its replicas: the consensus of ``run.initial``'s last
-    checkpoint, or nothing.
+    """What a new run starts from, by the names of its replicas: the consensus of ``run.initial``, which is a
+    checkpoint or a run whose last one is taken; or nothing.
 
-    Raises Refusal if there is no checkpoint.
+    Raises Refusal if there is no checkpoint, or it is damaged.
     """
     if run.initial is None:
         return {}
-    folder = Path(run.initial)
-    if not (folder / "checkpoints").is_dir():
-        raise Refusal(f"{folder} is no folder of a run with checkpoints, so --initial cannot start from it.")
-    newest = checkpoint.newest(folder / "checkpoints", replays=False)
-    with refusing_misfits(newest):
-        return checkpoint.undisturbed(
-            newest, lambda path: consensus(path, int(checkpoint.read_manifest(path)["replicas"]))
+    chosen = folder = Path(run.initial)
+    if (folder / "checkpoints").is_dir():
+        chosen = checkpoint.newest(folder / "checkpoints", replays=False)
+    elif not checkpoint.is_one(folder):
+        raise Refusal(
+            f"{folder} is no folder of a run with checkpoints, and no checkpoint such as "
+            "RUN/checkpoints/best, so --initial cannot start from it."
         )
+
+    def read(path: Path) -> dict[str, dict[str, Tensor]]:
+        if (problem := checkpoint.damage(path, replays=False)) is not None:
+            raise Refusal(f"{problem} Give --initial another checkpoint, or the folder of a run.")
+        return consensus(path, int(checkpoint.read_manifest(path)["replicas"]))
+
+    with refusing_misfits(chosen):
+        return checkpoint.undisturbed(chosen, read)
 
 
 def replicator_of(run: Run, fabric: Fabric, starts_anew: bool = True) -> Replicator:
@@ -139,7 +147,9 @@ def warn_of_other_classes(run: Run, folder: Path) -> None:
     """Warn if the run starts from a classifier of as many classes with other names."""
     if run.initial is None or run.initial_except:
         return
-    own, other = (data and data.get("classes") for data in map(read_fingerprint, (folder, Path(run.initial))))
+    initial = Path(run.initial)
+    others = run_folder(initial) if checkpoint.is_one(initial) else initial
+    own, other = (data and data.get("classes") for data in map(read_fingerprint, (folder, others)))
     if own and other and own != other:
         first, there = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
         warnings.warn(

@@ -41,9 +41,9 @@ class Run:
     updates: number of updates of each replica, after which the run ends. minutes: minutes of wall time, after
         which it ends. Of these three the first one reached ends the run; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
-    initial: folder of a run whose parameters this run starts from, with the buffers of their modules (running
-        statistics, for example); optimizers start anew. Its replicas have the same names and shapes as this
-        run's. None: parameters are drawn.
+    initial: folder of a run, or of one of its checkpoints (``RUN/checkpoints/best``, say), whose parameters
+        this run starts from, with the buffers of their modules (running statistics, for example); optimizers
+        start anew. Its replicas have the same names and shapes as this run's. None: parameters are drawn.
     initial_except: with ``initial``, names of parameters and buffers that are drawn all the same, or their
         beginnings up to a dot: ``head`` for a classifier's last layer, if the classes are others.
     seed: everything random derives from it.

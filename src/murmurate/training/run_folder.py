@@ -347,10 +347,11 @@ def is_valid(kind: Any, value: Any) -> bool:
     return kind is Any or isinstance(value, origin or kind)
 
 
-def set_aside(folder: Path) -> None:
-    """Rename ``folder``, which an interrupted run left, if it exists."""
-    if folder.exists():
-        folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
+def set_aside(folder: Path) -> Path:
+    """Rename ``folder``, which an interrupted run left, if it exists; returns its new name."""
+    if not folder.exists():
+        return folder
+    return folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

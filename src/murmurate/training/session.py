@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from murmurate.errors import Refusal, RunFailed, cause_of
 from murmurate.evaluation.interface import reporting
 from murmurate.record.callbacks import Result, current_watch
 from murmurate.record.reader import truncate_after
+from murmurate.record.stored import UNSOUND, read_object
 from murmurate.replica.state_dict import refuse_not_finite
 from murmurate.training import checkpoint, run_folder
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
@@ -72,28 +74,75 @@ class Finish:
 
 @signals_restored()
 def train(
-    run: Run, folder: Path | None, launcher: Launcher, read: Callable[[Path], Run], name: str = ""
+    run: Run,
+    folder: Path | None,
+    launcher: Launcher,
+    read: Callable[[Path], Run],
+    name: str = "",
+    goes_on: bool = False,
 ) -> Finish:
     """Check all that can be checked in advance, then run. Raises Refusal before anything is changed.
 
     folder: None for a new one below ``runs``, named by ``name`` or the recipe. read: returns the Run of a run
-    folder (``recipes.stored``).
+    folder (``recipes.stored``). goes_on: if ``folder`` holds this run, with a checkpoint, go on from there,
+    or return its end if it has finished; without a checkpoint, rename what is there and begin.
     """
+    if goes_on and folder is None:
+        raise Refusal(
+            "--continue (in Python: resume) is for the run in a folder. Name the folder: --out (in Python: "
+            "out)."
+        )
     run, ranks = prepared(run, launcher), launcher.adopt()
     if ranks is not None and not ranks.leads:
         return _follow(ranks, run, read)
     run, name = resolved(run), name or run.recipe
-    if ranks is None:
-        return _begin(run, folder, name, launcher, None)
-    with _refuse_all_ranks(ranks):
-        earlier_folder = ranks.earlier_folder()
-        if earlier_folder is None:
-            return _begin(run, folder, name, launcher, ranks)
-        # also if they are damaged: a resume may still find enough, and deletes nothing
-        if any((earlier_folder / "checkpoints" / name / MANIFEST_NAME).exists() for name in _CHECKPOINTS):
-            return resume(earlier_folder, lambda name: launcher, read, lambda _: run)
-        unclaim(earlier_folder, existed=True)
-        return _begin(run, earlier_folder, name, launcher, ranks)
+    with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
+        earlier = None if ranks is None else ranks.earlier_folder()
+        known = folder if earlier is None and goes_on else earlier
+        if known is not None and _has_checkpoint(known):
+            # the other ranks wait for a run
+            if ranks is None and (end := _end_of_finished(known, run, read)) is not None:
+                return end
+            return resume(known, lambda name: launcher, read, lambda _: run)
+        if earlier is not None:
+            unclaim(earlier, existed=True)
+        elif known is not None:
+            _make_room(known)
+        return _begin(run, earlier or folder, name, launcher, ranks)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Also if it is damaged: a resume may still find enough, and deletes nothing."""
+    return any((folder / "checkpoints" / name / MANIFEST_NAME).exists() for name in _CHECKPOINTS)
+
+
+def _end_of_finished(folder: Path, run: Run, read: Callable[[Path], Run]) -> Finish | None:
+    """How the run in ``folder`` ended, if it is ``run`` and has finished."""
+    try:
+        stored_summary = read_object(folder / "summary.json")
+    except (OSError, *UNSOUND):
+        return None
+    if stored_summary.get("exit") != "finished" or read(folder) != run:
+        return None
+    if not current_watch().quiet:
+        print(f"{folder} holds this run, which has finished")
+    return Finish(FINISHED, stored_summary, folder, run)
+
+
+def _make_room(folder: Path) -> None:
+    """Rename ``folder``, if it holds a run that saved nothing. Raises Refusal if that run goes on."""
+    if not (folder / "checkpoints").is_dir():
+        return
+    with locked(folder):
+        pass
+    try:
+        place = run_folder.set_aside(folder)
+    except OSError as error:
+        raise Refusal(
+            f"{folder} holds a run that saved no checkpoint, and cannot be renamed ({cause_of(error)}). "
+            "Empty it, or choose another with --out."
+        ) from error
+    warnings.warn(f"the run in {folder} had saved no checkpoint; it is now {place}", stacklevel=2)
 
 
 def _follow(ranks: Ranks, run: Run, read: Callable[[Path], Run]) -> Finish:

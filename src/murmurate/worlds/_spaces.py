@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces.utils import flatten, flatten_space
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 
 from murmurate.errors import Refusal
 from murmurate.worlds._images import box_converter, converted_shape, is_image
@@ -30,11 +30,14 @@ class ObservationFormat:
     shape: shape of one observation. uint8: whether its dtype is uint8; otherwise float32.
     convert: converts an observation of the space to an array of that shape; raises ``ValueError`` for one
     that does not fit.
+    parts: where observations are flattened, (path, start, stop) of each innermost space in the vector, in
+    order; ``outer.inner`` is the path of a key in a nested Dict.
     """
 
     shape: tuple[int, ...]
     uint8: bool
     convert: Callable[[Any], Any]
+    parts: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
@@ -118,7 +121,9 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             )
         return vector
 
-    return ObservationFormat(tuple(flat.shape), bool(flat.dtype == np.uint8), flattened)
+    return ObservationFormat(
+        tuple(flat.shape), bool(flat.dtype == np.uint8), flattened, tuple(_flat_parts(selected))
+    )
 
 
 def batch_size(space: Any, name: str, observe: Sequence[str], observations: Any) -> int | None:
@@ -242,6 +247,15 @@ def _parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
         return
     for key, part in parts:
         yield from _parts(part, (*path, key))
+
+
+def _flat_parts(space: Any) -> Iterator[tuple[str, int, int]]:
+    """(path, start, stop) of each innermost space in the vector that ``flatten`` makes."""
+    start = 0
+    for path, leaf in _leaves(space):
+        stop = start + flatdim(leaf)
+        yield path, start, stop
+        start = stop
 
 
 def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
