@@ -180,6 +180,23 @@ def test_it_ends_when_the_perplexity_stands_still(capsys):
     assert fitted(evaluate_every=1, perp_tol=0.0, max_iter=3).n_iter_ == 3
 
 
+def test_passes_are_printed_as_they_end_by_one_replica_without_a_new_start(monkeypatch, capfd):
+    starts = []
+    run = script.run
+    monkeypatch.setattr(script, "run", lambda *args, **more: starts.append(1) or run(*args, **more))
+    fitted(strategy="all-reduce", replicas=2, verbose=1, max_iter=4, evaluate_every=3)
+    lines = capfd.readouterr().out.splitlines()
+    assert [line[:25] for line in lines] == [f"iteration: {n} of max_iter: 4"[:25] for n in (1, 2, 3, 4)]
+    assert ["perplexity" in line for line in lines] == [False, False, True, False]
+    assert len(starts) == 2, "one start for the passes before an evaluation, and one after it"
+
+
+def test_printing_changes_no_result(capsys):
+    rule = {"step_rule": "average", "max_iter": 4}
+    np.testing.assert_array_equal(fitted(**rule).components_, fitted(verbose=1, **rule).components_)
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
 def test_all_that_says_the_same_learns_the_same():
     whole = counts()
     row, column = whole.nonzero()

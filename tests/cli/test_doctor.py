@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
 import resource
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
-from murmurate import native
+from murmurate import native, system_calls
 from murmurate.cli import doctor
 from murmurate.cli.main import main
 from murmurate.errors import MissingExtra
+from murmurate.fabric.processes import process_handle
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.secret import drawn_secret
 
@@ -28,6 +31,7 @@ _CHECKS = {
     "torso": doctor._torso,
     "open files": doctor._open_files,
     "free memory": doctor._memory,
+    "processes": doctor._processes,
     "shared memory": doctor._shared_memory,
     "secret": doctor._secret,
     "torchrun's store": doctor._store,
@@ -153,6 +157,25 @@ def test_no_shared_memory_is_bad_and_there_is_a_way_without(monkeypatch: pytest.
     assert check["status"] == "bad"
     assert "Permission denied" in check["found"]
     assert "--launcher inline" in check["advice"]
+
+
+def test_systems_that_lack_calls_of_linux_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _look("processes")["found"] == "watched by pidfd"
+
+    def missing(_: object) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(system_calls, "memfd", missing)
+    check = _look("shared memory")
+    assert (check["status"], check["found"]) == ("note", f"works, by files in {tempfile.gettempdir()}")
+    assert "TMPDIR" in check["advice"]
+    monkeypatch.setattr(process_handle, "pidfd_open", missing)
+    check = _look("processes")
+    assert (check["status"], check["advice"]) == ("bad", "use --launcher inline")
+    assert "Function not implemented" in check["found"]
+    monkeypatch.setattr(doctor, "refuse_without_handles", lambda: None)
+    monkeypatch.setattr(doctor, "has_kqueue", lambda: True)
+    assert _look("processes")["status"] == "note"
 
 
 def test_it_judges_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:

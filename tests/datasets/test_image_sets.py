@@ -140,7 +140,9 @@ def test_without_a_path_the_debian_package_is_read_or_named(tmp_path, monkeypatc
     write_fashion(tmp_path)
     assert FashionWorld().spec().examples == 39
     monkeypatch.setattr(image_fashion, "_DEBIAN", tmp_path / "none")
-    with pytest.raises(Refusal, match="apt-get install dataset-fashion-mnist"):
+    with pytest.raises(
+        Refusal, match=r"apt-get install dataset-fashion-mnist. .*github.com/zal.*--world.path"
+    ):
         FashionWorld().spec()
 
 

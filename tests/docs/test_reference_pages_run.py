@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shown import ROOT, lines
-from test_pages_run import bin_folder, environment, python, run
+from test_pages_run import bin_folder, environment, program, python, run
 
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
@@ -131,6 +131,9 @@ def test_a_page(page: str, tmp_path: Path) -> None:
     if page in NEEDS:
         pytest.importorskip(NEEDS[page])
     files(tmp_path)
+    if page == "images":
+        pytest.importorskip("sklearn")
+        program(tmp_path, next(block for block in python(page) if "load_digits" in block))
     bin_folder(tmp_path)
     path = f"{tmp_path / 'bin'}:{environment()['PATH']}"
     for line in wanted(page):

@@ -16,8 +16,9 @@ from gymnasium import spaces
 
 import murmurate
 from murmurate.errors import Refusal, RunFailed
+from murmurate.system_calls import unnamed_file
 from murmurate.training import part_file
-from murmurate.worlds import _failures, _game_server, _own_env, served
+from murmurate.worlds import _failures, _game_server, _own_env
 from murmurate.worlds._env_game import EnvGame
 from murmurate.worlds._game_server import Settings, Shared, _Slot
 from murmurate.worlds._numbers import number
@@ -158,7 +159,7 @@ def test_a_reward_beyond_float32_is_not_passed_on() -> None:
     game = {"make": f"{__name__}:make_rich", "options": {}}
     settings = Settings(
         "murmurate.worlds._env_game:EnvGame", game, "rich", 1, 0, (2,), "float32", (), None, 1, 10.0,
-        served._memory_file(),
+        unnamed_file("test"),
     )  # fmt: skip
     shared = Shared(settings)
     slot = _Slot(settings, shared, 0)
@@ -407,7 +408,7 @@ def served_slot(make: str) -> tuple[_Slot, Shared]:
     game = {"make": f"{__name__}:{make}", "options": {}}
     settings = Settings(
         "murmurate.worlds._env_game:EnvGame", game, make, 1, 0, (2,), "float32", (), None, 1, 10.0,
-        served._memory_file(),
+        unnamed_file("test"),
     )  # fmt: skip
     shared = Shared(settings)
     return _Slot(settings, shared, 0), shared

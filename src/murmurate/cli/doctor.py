@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import resource
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,10 +19,12 @@ from rich.text import Text
 
 from murmurate import native
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes.process_handle import has_kqueue, refuse_without_handles
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
 from murmurate.nets.precision import faster_precision, native_bfloat16
 from murmurate.spec import usable_cores
+from murmurate.system_calls import has_memfd
 from murmurate.training.host import hardware, versions
 from murmurate.worlds import adroit, dm_control, mazes, vizdoom
 from murmurate.worlds.atari import games
@@ -34,7 +37,8 @@ _OK, _NOTE, _BAD = "ok", "note", "bad"
 def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     functions: list[Callable[[], dict[str, str]]] = [
-        _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
+        _cores, _threads, _memory, _processes, _shared_memory, _open_files, _gpu, _bfloat16, _kernels,
+        _torso, _roms,
         partial(_installed, "MuJoCo", "mujoco", "mujoco"),
         # with pictures: to observe states it needs no library of the system
         partial(_starts, "dm_control", "control", dm_control, DmcWorld("pendulum", "swingup", pixels=True)),
@@ -90,6 +94,16 @@ def _memory() -> dict[str, str]:
     return _check("free memory", status, f"{free / 2**30:.1f} GiB", advice)
 
 
+def _processes() -> dict[str, str]:
+    try:
+        refuse_without_handles()
+    except Refusal as refusal:
+        return _check("processes", _BAD, str(refusal), "use --launcher inline")
+    if has_kqueue():
+        return _check("processes", _NOTE, "watched by kqueue", "written for macOS, and not tried there yet")
+    return _check("processes", _OK, "watched by pidfd")
+
+
 def _shared_memory() -> dict[str, str]:
     try:
         memory_file = SharedMemoryFile.create()
@@ -97,6 +111,10 @@ def _shared_memory() -> dict[str, str]:
         memory_file.close()
     except (OSError, Refusal) as error:
         return _check("shared memory", _BAD, str(error), "use --launcher inline")
+    if not has_memfd():
+        folder = tempfile.gettempdir()
+        advice = "the system also writes them to the disk: set TMPDIR to a folder on a fast one with room"
+        return _check("shared memory", _NOTE, f"works, by files in {folder}", advice)
     size = "none"
     if os.path.isdir("/dev/shm"):
         size = f"{psutil.disk_usage('/dev/shm').total / 2**20:.0f} MiB"

@@ -20,7 +20,11 @@ _CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-_INSTALL = "On Debian and Ubuntu run: apt-get install dataset-fashion-mnist"
+_INSTALL = (
+    "On Debian and Ubuntu run: apt-get install dataset-fashion-mnist. Elsewhere take the four files in "
+    "data/fashion of https://github.com/zalandoresearch/fashion-mnist, and name their folder: "
+    "--world.path FOLDER."
+)
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,7 @@ class FashionWorld(ImageWorld):
             return Path(self.path)
         if _DEBIAN.is_dir():
             return _DEBIAN
-        raise Refusal(
-            f"Fashion-MNIST is not installed: there is no {_DEBIAN}. {_INSTALL}, or name the folder with its "
-            "idx files: --world.path FOLDER."
-        )
+        raise Refusal(f"Fashion-MNIST is not installed: there is no {_DEBIAN}. {_INSTALL}")
 
 
 @functools.lru_cache(maxsize=2)

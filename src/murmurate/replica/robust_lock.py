@@ -14,6 +14,8 @@ import time
 import torch
 from torch import Tensor
 
+from murmurate.errors import Refusal
+
 _WORDS = 8  # int64 values of one lock: more than a pthread_mutex_t on any platform, and one cache line
 _SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 _PAUSE_SECONDS = 50e-6
@@ -24,11 +26,11 @@ _libc = ctypes.CDLL(None)
 def open_locks(count: int) -> Tensor:
     """[count, 8] int64: unlocked locks, to be copied into shared memory.
 
-    Raises OSError where the C library has no robust mutexes (macOS).
+    Raises Refusal where the C library has no robust mutexes (macOS).
     """
     if not hasattr(_libc, "pthread_mutexattr_setrobust"):
-        raise OSError(
-            "a model with row-sparse gradients cannot share its vector here: this system's C library has no "
+        raise Refusal(
+            "A model with row-sparse gradients cannot share its vector here: this system's C library has no "
             "robust mutexes. Use a strategy without shared memory: --strategy gala."
         )
     attributes, mutex = ctypes.create_string_buffer(64), ctypes.create_string_buffer(8 * _WORDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -175,26 +175,26 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         corpus, dtype = self._counts(X, reset=True)
         self._begin()
         evaluates = self.evaluate_every > 0 and corpus.tokens > 0
-        most_passes = self.evaluate_every if self.evaluate_every > 0 else self.max_iter
-        if self.verbose:
-            most_passes = 1
+        most_passes = self.evaluate_every if evaluates else self.max_iter
         previous: float | None = None
         matrix: torch.Tensor | None = None
-        while matrix is None or self.n_iter_ < self.max_iter:
-            passes = min(most_passes, self.max_iter - self.n_iter_)
-            matrix = self._learn(corpus, len(corpus), matrix, self.n_iter_, passes)
-            self.n_iter_ += passes
-            perplexity = None
-            if evaluates and self.n_iter_ % self.evaluate_every == 0:
-                topics = self._topics(matrix)
-                perplexity = topics.full_bound_perplexity(corpus, prior=self.topic_word_prior_)
+        last = 0
+        while matrix is None or last < self.max_iter:
+            first, last = last, min(last + most_passes, self.max_iter)
+            is_evaluated = evaluates and last % self.evaluate_every == 0
+            ends = {n: f"iteration: {n} of max_iter: {self.max_iter}" for n in range(first + 1, last + 1)}
+            last_end = ends.pop(last) if is_evaluated else ""  # printed with the perplexity
+            shown = ends if self.verbose else {}
+            matrix = self._learn(corpus, len(corpus), matrix, first, last - first, shown)
+            self.n_iter_ = last
+            if not is_evaluated:
+                continue
+            perplexity = self._topics(matrix).full_bound_perplexity(corpus, prior=self.topic_word_prior_)
             if self.verbose:
-                evaluated = "" if perplexity is None else f", perplexity: {perplexity:.4f}"
-                print(f"iteration: {self.n_iter_} of max_iter: {self.max_iter}{evaluated}")
-            if perplexity is not None:
-                if previous is not None and abs(previous - perplexity) < self.perp_tol:
-                    break
-                previous = perplexity
+                print(f"{last_end}, perplexity: {perplexity:.4f}")
+            if previous is not None and abs(previous - perplexity) < self.perp_tol:
+                break
+            previous = perplexity
         self.components_ = matrix.T.numpy().astype(dtype)
         self.bound_ = self._perplexity(corpus) if corpus.tokens else np.nan
 
@@ -237,13 +237,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         start: torch.Tensor | None,
         first: int,
         number: int,
+        ends: Mapping[int, str] | None = None,
         shuffled: bool = True,
         online: bool = False,
     ) -> torch.Tensor:
-        """lambda [V, K] after ``number`` passes from ``start``. first: the number of the first pass. online:
-        whether to learn online, whatever ``learning_method`` is."""
+        """lambda [V, K] after ``number`` passes from ``start``. first: number of the first pass. ends: see
+        ``Passes``. online: whether to learn online, whatever ``learning_method`` is."""
         model = self._model(len(corpus), is_batch=self.learning_method == "batch" and not online)
-        passes = Passes(model, documents, self._seed, first, number, shuffled)
+        passes = Passes(model, documents, self._seed, first, number, shuffled, ends or {})
         with _as_value_errors():
             learned = passes.run(corpus, strategy_from(self.strategy), self.replicas, start)
         self.n_batch_iter_ += learned.updates

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Passes:
 
     documents: size of the whole corpus, of which the given one may be a sample. first: number of the first
     pass; the order of a pass is derived from its number. number: how many passes. shuffled: whether passes
-    have a random order, or the corpus's.
+    have a random order, or the corpus's. ends: what to print once passes end, by their number, from 1.
     """
 
     model: TopicModel
@@ -52,6 +52,11 @@ class Passes:
     first: int = 0
     number: int = 1
     shuffled: bool = True
+    ends: Mapping[int, str] = field(default_factory=dict)
+
+    def updates_of_pass(self, total: int, replicas: int) -> int:
+        """The mini-batches of each replica in a pass through ``total`` documents."""
+        return -(-total // (self.model.batch * replicas))
 
     def parts(self, total: int, rank: int, replicas: int) -> Iterator[NDArray[np.int64]]:
         """For each of a replica's mini-batches, the indices of its documents.
@@ -59,7 +64,7 @@ class Passes:
         All replicas have equally many mini-batches, of at most ``model.batch`` documents and about equal
         size: a very small one would represent the whole corpus badly.
         """
-        updates = -(-total // (self.model.batch * replicas))
+        updates = self.updates_of_pass(total, replicas)
         for number in range(self.first, self.first + self.number):
             order = np.arange(total)
             if self.shuffled:
@@ -86,9 +91,24 @@ class Passes:
         if replicas > 1 or strategy.centre:
             return self._run_processes(corpus, strategy, replicas, start)
         learner = self.learner(Replica, corpus, start)
-        for part in self.parts(len(corpus), 0, 1):
-            learner.learn(Batch(corpus.select(part)))
+        self.learn(learner, corpus, self.parts(len(corpus), 0, 1), 1)
         return Learned(learner.estimate().matrix, learner.replica.steps_taken())
+
+    def learn(
+        self,
+        learner: ConjugateLearner[Topics],
+        corpus: Corpus,
+        parts: Iterable[NDArray[np.int64]],
+        replicas: int,
+        prints: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Learn from a replica's mini-batches. prints: whether this replica prints ``ends``."""
+        updates = self.updates_of_pass(len(corpus), replicas)
+        for count, part in enumerate(parts, 1):
+            learner.learn(Batch(corpus.select(part)))
+            end = self.ends.get(self.first + count // updates) if count % updates == 0 else None
+            if end is not None and prints():
+                print(end, flush=True)
 
     def _run_processes(
         self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None
@@ -120,8 +140,8 @@ def _replica(
     start = torch.from_numpy(np.load(Path(folder) / "start.npy")) if has_start else None
     learner = passes.learner(loop.replicate, corpus, start)
     parts = functools.partial(passes.parts, len(corpus), replicas=loop.size)
-    for part in loop.inputs(parts, per="replica"):
-        learner.learn(Batch(corpus.select(part)))
+    batches = loop.inputs(parts, per="replica")
+    passes.learn(learner, corpus, batches, loop.size, prints=lambda: loop.is_main)
     updates = learner.replica.steps_taken()
     loop.finish(_ENDING_SECONDS)
     matrix = learner.model.estimate(loop.agreed(learner.replica.name)["topics"]).matrix

@@ -32,6 +32,7 @@ from murmurate.sources.service_sampler import SamplerSettings
 from murmurate.sources.service_shard import ShardSettings
 from murmurate.sources.service_slots import BatchSlots, SlotLayout
 from murmurate.spec import Episode
+from murmurate.system_calls import memfd
 
 _CHECK_SECONDS = 0.5
 _STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # the longest wait for the first, and for a later heartbeat
@@ -246,7 +247,7 @@ class SamplerProcess:
 
     def __init__(self, layout: SlotLayout, rank: int, index: int, ready: int) -> None:
         self.watched = _Watched("sampler", f"{index} of replica {rank}")
-        self._descriptor = os.memfd_create("murmurate", os.MFD_CLOEXEC)
+        self._descriptor = memfd("murmurate")
         os.ftruncate(self._descriptor, layout.size_bytes)
         self.slots = BatchSlots.mapped(self._descriptor, layout)
         self._wake_eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

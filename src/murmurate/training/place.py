@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -38,8 +39,8 @@ class FollowedFolder:
         if self._is_at(self.original_path):
             return self.original_path
         try:
-            path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}")).parent
-        except OSError:  # no /proc
+            path = _path_of(self._descriptor).parent
+        except OSError:  # a system that does not say
             path = self.original_path
         if not self._is_at(path):
             raise FolderGone(
@@ -53,3 +54,10 @@ class FollowedFolder:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(folder / "checkpoints"))
         except OSError:
             return False
+
+
+def _path_of(descriptor: int) -> Path:
+    """The current path of an open file or folder. Raises OSError."""
+    if hasattr(fcntl, "F_GETPATH"):  # macOS
+        return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))

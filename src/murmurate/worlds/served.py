@@ -29,6 +29,7 @@ from torch import Tensor
 from murmurate import errors
 from murmurate.buffers import Pool, as_tensor
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
+from murmurate.system_calls import unnamed_file
 from murmurate.worlds import _game_server as server
 from murmurate.worlds._game_server import Settings, Shared
 from murmurate.worlds._numbers import check_actions
@@ -82,7 +83,7 @@ class ServedSimulators:
         self._frame = spec.observation_shape
         if spec.stacked:
             self._frame = (spec.channels, *spec.observation_shape[1:])
-        self._memory = _memory_file()
+        self._memory = unnamed_file("murmurate-games")
         self._settings = Settings(
             game=game,
             options=options,
@@ -357,11 +358,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _memory_file() -> int:
-    """The descriptor of an unnamed file, which the server's process maps too."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("murmurate-games")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -28,6 +28,7 @@ import numpy as np
 
 from murmurate.buffers import Bytes
 from murmurate.fabric.processes.shared_memory import open_memory
+from murmurate.system_calls import memfd
 
 _MIN_REGION_BYTES = 64 << 10  # sending fewer bytes is faster than mapping them
 _MAX_REGIONS = 64  # of one member; each needs two file descriptors, as mmap duplicates the one it gets
@@ -89,8 +90,10 @@ class ShmOwner:
         self._lock = threading.Lock()
         self._end = _PAGE  # of the allocated ranges; the first page contains the incarnation
         self.descriptor = -1
-        if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
-            self.descriptor = os.memfd_create(_MEMORY, os.MFD_CLOEXEC)
+        if os.path.isdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                self.descriptor = memfd(_MEMORY)
+        if self.descriptor >= 0:
             os.ftruncate(self.descriptor, _MEMORY_BYTES)
             os.write(self.descriptor, incarnation)
             weakref.finalize(self, os.close, self.descriptor).atexit = False
@@ -134,7 +137,7 @@ class ShmOwner:
             return np.empty(size_bytes, dtype=np.uint8)
 
     def _new_region(self, size_bytes: int) -> Bytes:
-        descriptor = os.memfd_create(_VECTOR, os.MFD_CLOEXEC)
+        descriptor = memfd(_VECTOR)
         try:
             os.ftruncate(descriptor, size_bytes)
             memory = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)

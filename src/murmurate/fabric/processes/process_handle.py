@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from multiprocessing.connection import wait
+from typing import Any
 
 import psutil
+
+from murmurate.errors import Refusal
+from murmurate.system_calls import pidfd_open, pidfd_send_signal
 
 
 def is_stopped(pid: int | None) -> bool:
@@ -20,16 +25,24 @@ def is_stopped(pid: int | None) -> bool:
 
 
 class ProcessHandle:
-    """A handle of one process (a pidfd, Linux 5.3), which never refers to a later process with the same pid.
+    """A handle of one process. ``multiprocessing.connection.wait`` can wait for it.
 
-    ``multiprocessing.connection.wait`` can wait for it.
+    It is a pidfd (Linux 5.3), which never refers to a later process with the same pid. On macOS, which has
+    none, it is a kqueue that reports the end of the process. Raises OSError where the system refuses that.
     """
 
     def __init__(self, pid: int) -> None:
+        self._pid, self._queue = pid, None
+        self._descriptor: int | None = None
         try:
-            self._descriptor: int | None = os.pidfd_open(pid)
-        except ProcessLookupError:  # the process has ended; a null device is always ready, as if it had ended
-            self._descriptor = os.open(os.devnull, os.O_RDONLY)
+            if has_kqueue():
+                self._queue = _queue_of_end(pid)
+                self._descriptor = self._queue.fileno()
+            else:
+                self._descriptor = pidfd_open(pid)
+        except ProcessLookupError:  # the process has ended
+            self._descriptor, write = os.pipe()
+            os.close(write)  # so the pipe's other end is always ready, as if the process had ended just now
 
     def fileno(self) -> int:
         if self._descriptor is None:
@@ -45,14 +58,54 @@ class ProcessHandle:
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal; no effect if the process has ended."""
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._descriptor, number)
+        if self._descriptor is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._queue is None:
+                pidfd_send_signal(self._descriptor, number)
+            elif not self.has_ended():
+                os.kill(self._pid, number)
 
     def close(self) -> None:
-        if self._descriptor is not None:
+        if self._queue is not None:
+            self._queue.close()
+        elif self._descriptor is not None:
             os.close(self._descriptor)
-            self._descriptor = None
+        self._queue = self._descriptor = None
+
+    def in_forked_process(self) -> ProcessHandle:
+        """This handle, in a process that was forked since: kqueues are not inherited."""
+        return self if self._queue is None else ProcessHandle(self._pid)
+
+
+def has_kqueue() -> bool:
+    """Whether processes are watched by a kqueue, as on macOS."""
+    return hasattr(select, "kqueue")
+
+
+def refuse_without_handles() -> None:
+    """Raises Refusal where no process can be watched, and so none may be started."""
+    try:
+        ProcessHandle(os.getpid()).close()
+    except OSError as error:
+        what = "a kqueue for the end of a process" if has_kqueue() else "pidfd_open (Linux 5.3)"
+        raise Refusal(
+            f"Processes cannot be watched for their end here: {what} failed ({error}). Use a newer system, "
+            "or for a run --launcher inline, which starts no processes."
+        ) from error
+
+
+def _queue_of_end(pid: int) -> Any:
+    """A kqueue that is ready once the process has ended. Raises ProcessLookupError if it had ended before."""
+    kernel: Any = select  # these names exist on macOS alone
+    queue = kernel.kqueue()
+    try:
+        # its only event is never taken out of it, so it stays ready
+        queue.control([kernel.kevent(pid, kernel.KQ_FILTER_PROC, kernel.KQ_EV_ADD, kernel.KQ_NOTE_EXIT)], 0)
+    except BaseException:
+        queue.close()
+        raise
+    return queue
 
 
 def end_forked_processes_with_this_one() -> None:
@@ -60,11 +113,12 @@ def end_forked_processes_with_this_one() -> None:
     # a data loader's worker watches for its parent's death only once it has started, so could miss it
     parent = ProcessHandle(os.getpid())
 
-    def exit_with_parent() -> None:
-        parent.wait()
+    def exit_with(handle: ProcessHandle) -> None:
+        handle.wait()
         os._exit(1)
 
     def watch() -> None:
-        threading.Thread(target=exit_with_parent, daemon=True).start()
+        handle = parent.in_forked_process()
+        threading.Thread(target=exit_with, args=(handle,), daemon=True).start()
 
     os.register_at_fork(after_in_child=watch)

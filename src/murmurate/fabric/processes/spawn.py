@@ -45,6 +45,7 @@ from murmurate.fabric.processes.process_handle import (
     ProcessHandle,
     end_forked_processes_with_this_one,
     is_stopped,
+    refuse_without_handles,
 )
 from murmurate.fabric.processes.report import ReportReader, send_report
 from murmurate.fabric.processes.run_state import RunState
@@ -211,6 +212,7 @@ class WorkerProcesses:
 
     def __init__(self, size: int, preload: Sequence[str] = PRELOADED_BY_RUNS) -> None:
         self.size = size
+        refuse_without_handles()
         self._context = fork_server(preload)
         self.memory_file = SharedMemoryFile.create()
         self.run_state = open_run_state(self.memory_file, size)
