@@ -17,7 +17,7 @@ from murmurate.nets.torso import AUTO, SMALLEST_SIDE
 from murmurate.replicator.learner import Context, Learner, LearnerConfig
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.spec import World
-from murmurate.training.ends import warn_of_many_passes
+from murmurate.training.ends import warn_of_late_policy, warn_of_many_passes
 from murmurate.training.launcher import Launcher
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
@@ -35,6 +35,7 @@ def prepared(run: Run, launcher: Launcher) -> Run:
     preflight(run, launcher)
     try_once(run.world)
     warn_of_many_passes(run)
+    warn_of_late_policy(run)
     return run
 
 
