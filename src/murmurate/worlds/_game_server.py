@@ -40,7 +40,7 @@ MOST_FAILURES = 5  # consecutive failures of one game; one more ends the run
 STEPS_TO_RECOVER = 10  # steps without a failure after which failures are counted from 0 again
 _CHECK_SECONDS = 0.5  # interval of the checks for games that hang
 _CLOSE_SECONDS = 4.0  # longest wait for the games to close
-START_SECONDS = 60.0  # time allowed to start a game
+START_SECONDS = 60.0  # time allowed to start a game, or an episode
 
 
 class Unusable(Refusal):
@@ -91,7 +91,7 @@ class Settings:
     frame: shape of a frame. dtype: dtype of frames, uint8 or float32.
     action: shape of an action; () where it is a number.
     screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
-    hang_seconds: time after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).
+    hang_seconds: time after which a step counts as hung. descriptor: of the shared memory (see ``Shared``).
     folder: the working directory, removed at the end; empty: where the process is started.
     """
 
@@ -252,7 +252,7 @@ class _Slot:
             self._game = None
 
     def _begin(self, seed: int | None) -> None:
-        with self._watched(START_SECONDS if self._game is None else self._settings.hang_seconds):
+        with self._watched(START_SECONDS):  # a simulator may load as much for an episode as at its start
             if self._game is None:
                 self._game = self._settings.make()
             _copy(self._game.begin(seed, self.steps), self._shared.frame[self._index])

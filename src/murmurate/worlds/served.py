@@ -37,7 +37,7 @@ from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
 
-HANG_SECONDS = 10.0  # time after which a game counts as hung
+HANG_SECONDS = 10.0  # time after which a step of a game counts as hung
 # longest wait for an answer, besides the time to start games; the server itself replaces games that hang
 _SERVER_SECONDS = 90.0
 _MOST_FAILURES = 3  # consecutive failures of the server; one more ends the run
@@ -52,7 +52,7 @@ class ServedSimulators:
     game: "module:Class" of a ``Game``, made with ``options``. first: index of the first simulator. scale:
     factor of the rewards that an agent learns from; returns of episodes are unscaled. threads: number of
     threads of the server that step games. screen: shape [H, W, 3] of pictures of simulator 0, if they are
-    wanted. hang_seconds: time after which a game counts as hung.
+    wanted. hang_seconds: time after which a step of a game counts as hung.
     savable: whether the games' states can be saved. If not, a resumed run begins new episodes.
     own_folder: whether the working directory of the games is a temporary one, for games that write their
     settings there.
