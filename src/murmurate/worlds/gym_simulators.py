@@ -16,7 +16,7 @@ from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
-from murmurate.worlds._gym_env import reset, success_of
+from murmurate.worlds._gym_env import reset, running_statistics, success_of
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import (
     JOINT_ACTIONS,
@@ -96,6 +96,11 @@ class GymSimulators:
     @property
     def size(self) -> int:
         return len(self._envs)
+
+    @property
+    def running_statistics(self) -> tuple[str, ...]:
+        """See ``interface.running_statistics``."""
+        return running_statistics(self._envs[0])
 
     def reset(self, seed: int) -> TimeStep:
         self._counter.clear()

@@ -16,7 +16,7 @@ from torch import Tensor
 from murmurate.errors import Refusal, RunFailed
 from murmurate.spec import TimeStep
 from murmurate.worlds._failures import noted
-from murmurate.worlds._gym_env import REFUSALS_OF_SEEDS, SHORT_SEEDS, success_of
+from murmurate.worlds._gym_env import REFUSALS_OF_SEEDS, SHORT_SEEDS, running_statistics, success_of
 from murmurate.worlds._numbers import LARGEST_REWARD
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.episodes import EpisodeCounter
@@ -64,6 +64,11 @@ class VectorSimulators:
     @property
     def size(self) -> int:
         return int(self._env.num_envs)
+
+    @property
+    def running_statistics(self) -> tuple[str, ...]:
+        """See ``interface.running_statistics``."""
+        return running_statistics(self._env)
 
     def reset(self, seed: int) -> TimeStep:
         seeds = [simulator_seed(seed, self._first + b) for b in range(self.size)]
