@@ -9,7 +9,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
@@ -92,17 +92,19 @@ class EnvSpec:
 class Episode:
     """A finished episode (in Atari a whole game): unclipped return, length in env steps, simulator index.
 
-    success: whether the episode reached the task's goal; None if the world does not say.
+    success: whether the episode reached the task's goal; None if the world does not say. figures: what else
+    the world measured in it, by name.
     """
 
     simulator: int
     episode_return: float
     length: int
     success: bool | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def numbered_from(self, first: int) -> Episode:
         """The same, where ``first`` simulators of other groups or processes come before its own."""
-        return Episode(first + self.simulator, self.episode_return, self.length, self.success)
+        return replace(self, simulator=first + self.simulator)
 
 
 @dataclass

@@ -196,6 +196,50 @@ def test_images_that_an_mlp_would_read_are_warned_of(
     capsys.readouterr()
 
 
+NORMALIZED = """
+from gymnasium.envs.classic_control import PendulumEnv
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
+
+def make_env():
+    return NormalizeReward(NormalizeObservation(TimeLimit(PendulumEnv(), 200)))
+
+def make_shaped(training=True):
+    env = TimeLimit(PendulumEnv(), 200)
+    return NormalizeReward(env) if training else env
+
+def make_frozen():
+    env = NormalizeObservation(TimeLimit(PendulumEnv(), 200))
+    env.update_running_mean = False
+    return env
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "algorithm", "told"),
+    [
+        ("make_env", "ppo", ["--agent.normalize-observations true", "--agent.scale-rewards true"]),
+        ("make_env", "td3", ["--agent.normalize-observations true", "scale rewards by a constant"]),
+        ("make_shaped", "ppo", []),
+        ("make_frozen", "ppo", []),
+    ],
+)
+def test_wrappers_whose_statistics_no_evaluation_has_are_warned_of(
+    function: str,
+    algorithm: str,
+    told: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    (file := tmp_path / "their_normalized.py").write_text(NORMALIZED)
+    command = ["train", "--env", f"{file}:{function}", "--algorithm", algorithm, "--dry-run"]
+    assert main([*command, "--world.frame-stack", "2"]) == 0
+    messages = [str(warning.message) for warning in recwarn if "Normalize" in str(warning.message)]
+    assert len(messages) == len(told)
+    assert all(remedy in message for remedy, message in zip(told, messages, strict=True))
+    capsys.readouterr()
+
+
 ROVER = """
 import gymnasium
 import numpy as np

@@ -53,6 +53,7 @@ class Scene:
     def __init__(self, strategy: str = "all-reduce", replicas: int = 3, **fields: Any) -> None:
         self.now = 1000.0
         self.events: list[tuple[str, int]] = []
+        self.messages: list[str] = []
         self.joined: list[tuple[int, int]] = []
         fields = {"hang_after_seconds": CAP_SECONDS, **fields}
         run = dataclasses.replace(
@@ -67,7 +68,7 @@ class Scene:
             is_saving=False,
             is_admitting=False,
             name=lambda rank: f"member {rank}",
-            event=lambda name, message, member, **more: self.events.append((name, member)),
+            event=self._event,
             joined=lambda rank, donor: self.joined.append((rank, donor)),
         )
         self.workers = {rank: Worker(rank) for rank in range(run.members)}
@@ -76,6 +77,10 @@ class Scene:
         self.silent: set[int] = set()
         for rank in range(run.members):
             self.run_state.set_pace(rank, PACE)
+
+    def _event(self, name: str, message: str, member: int, **more: Any) -> None:
+        self.events.append((name, member))
+        self.messages.append(message)
 
     def _start_again(self, rank: int) -> None:
         self.workers[rank] = Worker(rank, joins=True)
@@ -149,6 +154,17 @@ def test_a_slow_one_is_given_the_time_that_its_rounds_take() -> None:
     assert scene.told(1) == ["silent"]
     scene.live(1.0)
     assert scene.told(1) == ["silent", "excluded"]
+
+
+def test_who_expects_slow_resets_can_lengthen_the_deadline_of_rounds() -> None:
+    scene = Scene(hang_after_seconds=150.0)  # 30 more than by default
+    scene.live(1.0)
+    scene.silent = {1}
+    scene.live(30.0 + FLOOR_SECONDS - 0.5)
+    assert scene.told(1) == ["silent"]
+    scene.live(1.0)
+    assert scene.told(1) == ["silent", "excluded"]
+    assert "so long, use --hang-after-seconds 186" in scene.messages[-1]
 
 
 def test_under_an_asynchronous_strategy_a_slow_one_has_the_time_of_the_field_and_may_wake() -> None:

@@ -287,3 +287,14 @@ def test_the_remedy_for_a_run_that_ends_before_it_learns_works() -> None:
     with pytest.raises(Refusal, match=r"Use more --env-steps, or --replay\.learning-starts 300\."):
         preflight(run)
     preflight(altered(run, replay=dataclasses.replace(run.source.replay, learning_starts=300)))
+
+
+def test_a_run_whose_actions_are_all_random_is_refused() -> None:
+    run = dataclasses.replace(recipe("pendulum-td3"), env_steps=800)
+    replay = dataclasses.replace(run.source.replay, learning_starts=400)
+    both = r"--replay\.learning-starts 400 --random-env-steps 400\."
+    with pytest.raises(Refusal, match=both):
+        preflight(run)
+    with pytest.raises(Refusal, match=r"never act\. Use more --env-steps, or --random-env-steps 400\."):
+        preflight(altered(run, replay=replay))
+    preflight(altered(run, replay=replay, random_env_steps=400))

@@ -15,7 +15,7 @@ import murmurate
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
-from murmurate.training.ends import after_passes, warn_of_many_passes, without_recipe_end
+from murmurate.training.ends import after_passes, warn_of_late_policy, warn_of_many_passes, without_recipe_end
 from murmurate.training.run import Run
 from short_runs import refused
 
@@ -89,3 +89,15 @@ def test_a_recipe_s_end_that_is_thousands_of_passes_away_is_told(path: Path) -> 
         warn_of_many_passes(after_passes(of_rows(path), 1000, ()))
         warn_of_many_passes(of_rows(path, minutes=5.0))
         warn_of_many_passes(recipe("cartpole-a2c"))
+
+
+def test_random_actions_that_outlast_the_start_of_learning_are_told() -> None:
+    run = recipe("pendulum-sac")
+    source: Any = run.source
+    early = dataclasses.replace(source, replay=dataclasses.replace(source.replay, learning_starts=100))
+    with pytest.warns(UserWarning, match=r"after 100 env steps, .* first 1,000 .* --random-env-steps 100 "):
+        warn_of_late_policy(dataclasses.replace(run, source=early))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_late_policy(run)
+        warn_of_late_policy(recipe("cartpole-a2c"))

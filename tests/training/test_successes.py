@@ -1,4 +1,5 @@
-"""The share of training episodes that reached the goal of their world, from every kind of source."""
+"""The share of training episodes that reached the goal of their world, and means of the figures that it
+gives, from every kind of source."""
 
 import json
 from pathlib import Path
@@ -28,7 +29,8 @@ class Coin(gymnasium.Env):
 
     def step(self, action):
         right = bool(action == 1 and self.np_random.random() < 0.9)
-        return np.zeros(2, np.float32), float(right), True, False, {"success": right}
+        told = {"success": right, "figures": {"energy": 2.0 * right, "hits": np.int64(3)}}
+        return np.zeros(2, np.float32), float(right), True, False, told
 '''
 _REPLAY = ("--replay.learning-starts", "50", "--agent.batch", "16")
 
@@ -37,6 +39,7 @@ _REPLAY = ("--replay.learning-starts", "50", "--agent.batch", "16")
     ("algorithm", "options"),
     [
         ("a2c", ("--launcher", "inline")),
+        ("a2c", ("--launcher", "inline", "--world.served", "true")),
         ("dqn", ("--launcher", "inline", *_REPLAY)),
         ("impala", ("--actors", "1", "--simulators", "4")),
         ("apex-dqn", ("--actors", "1", "--simulators", "4", *_REPLAY)),
@@ -57,6 +60,11 @@ def test_every_source_tells_which_episodes_were_successes(
     for record in records:
         if "success_rate" in record:  # the reward is 1 for a success, else 0
             assert record["success_rate"] == pytest.approx(record["return_mean"])
+            assert record["figure_energy"] == pytest.approx(2 * record["return_mean"])
+            assert record["figure_hits"] == 3
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["eval_figure_energy"] == pytest.approx(2 * summary["eval_return_mean"])
+    assert summary["eval_figure_hits"] == 3
     assert success_rate([RunGroup("", 0, (open_run(run),))])
 
 
@@ -66,10 +74,12 @@ def test_simulated_replicas_tell_which_episodes_were_successes(tmp_path: Path) -
     words = ["simulate", f"env:{tmp_path / 'coin.py'}:Coin-a2c", "--replicas", "2", "--env-steps", "800"]
     assert main([*words, "--eval-episodes", "1", "--seed", "0", "--out", str(run)]) == 0
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rates = [(r["success_rate"], r["return_mean"]) for r in records if "success_rate" in r]
+    names = ("success_rate", "return_mean", "figure_energy")
+    rates = [[record[name] for name in names] for record in records if "success_rate" in record]
     assert rates
-    for rate, return_mean in rates:
+    for rate, return_mean, energy in rates:
         assert rate == pytest.approx(return_mean)
+        assert energy == pytest.approx(2 * return_mean)
     assert "Success rate in training" in Path(report([run], tmp_path / "report.html")).read_text()
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from murmurate.errors import Refusal, RunFailed, library_advice
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.spec import EnvSpec, Episode, TimeStep
-from murmurate.worlds import served
+from murmurate.worlds import _game_server, served
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.served import ServedSimulators
 from scripted import Always
@@ -166,6 +167,28 @@ def test_an_answer_may_take_as_long_as_the_games_may_take_to_start(opened: Calla
     assert games._connection.gettimeout() == 90 + 3 * 60
     play(games, 0, 0, 0, 0, 0)
     assert games._connection.gettimeout() == 90
+
+
+def test_each_reset_of_a_game_may_take_as_long_as_its_start(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    games = opened(1)
+    slot: Any = _game_server._Slot(games._settings, games._shared, 0)
+    slot.begin(5)
+    clock, killed = [time.monotonic()], []
+    begin = slot._game.begin
+
+    def begins_slowly(seed: int | None, steps: int) -> Any:
+        for seconds in (30.0, 31.0):
+            clock[0] += seconds
+            slot.kill_if_hung()
+            killed.append(slot._game._killed)
+        return begin(seed, steps)
+
+    monkeypatch.setattr(_game_server.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(slot._game, "begin", begins_slowly)
+    slot.step(1)
+    assert killed == [False, True]
 
 
 def test_a_killed_server_is_replaced(

@@ -35,6 +35,7 @@ class EvalResult:
 
     successes: whether each reached the goal; None where the world does not say so. cut: number of games that
     were ended at the limit of env steps. restarted: how often a game began anew as its simulator had failed.
+    figures: what else the world measured in each game, by name.
     """
 
     returns: tuple[float, ...]
@@ -42,6 +43,7 @@ class EvalResult:
     successes: tuple[bool | None, ...] = ()
     cut: int = 0
     restarted: int = 0
+    figures: tuple[Mapping[str, float], ...] = ()
 
     @property
     def mean(self) -> float:
@@ -62,6 +64,12 @@ class EvalResult:
             sum(known) / len(self.returns) if known and len(known) + self.cut == len(self.returns) else None
         )
 
+    @property
+    def figure_means(self) -> dict[str, float]:
+        """The mean of each figure over the games that have it."""
+        names = dict.fromkeys(name for figures in self.figures for name in figures)
+        return {name: float(np.mean([f[name] for f in self.figures if name in f])) for name in names}
+
 
 @dataclass(frozen=True)
 class Games(Evaluation):
@@ -81,9 +89,9 @@ class Games(Evaluation):
 
     def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
         """Figures: eval_return_mean, eval_return_stderr (None for one game), episodes, returns,
-        eval_success_rate (where the world has goals), games_cut and games_restarted (if any were), and
-        best_eval_return_mean: that of the final or the best checkpoint, whichever is higher. For sampled
-        actions, the names begin with eval_sampled."""
+        eval_success_rate (where the world has goals), eval_figure_NAME (the mean of each of its figures),
+        games_cut and games_restarted (if any were), and best_eval_return_mean: that of the final or the best
+        checkpoint, whichever is higher. For sampled actions, the names begin with eval_sampled."""
         count = self.eval_episodes if context.count is None else context.count
         if count < 1:
             raise Refusal(f"episodes is {count}; play at least one. Use --episodes 10.")
@@ -106,6 +114,7 @@ class Games(Evaluation):
         }
         if result.success_rate is not None:
             figures[f"{name}_success_rate"] = result.success_rate
+        figures |= {f"{name}_figure_{figure}": mean for figure, mean in result.figure_means.items()}
         if result.cut:
             figures["games_cut"] = result.cut
         if result.restarted:
@@ -132,9 +141,12 @@ class Games(Evaluation):
         failed = ""
         if restarted:
             failed = f", with {restarted} restart{'s' * (restarted > 1)} after a simulator had failed"
+        prefix = f"{name}_figure_"
+        means = {k.removeprefix(prefix): v for k, v in figures.items() if k.startswith(prefix)}
+        measured = "".join(f", {figure} {mean:g}" for figure, mean in means.items() if mean is not None)
         actions = ", with sampled actions" * sample
         games = f"{_games(figures['episodes'])}{actions}"
-        return f"Evaluation over {games}: {mean:.2f}{spread}{reached}{ended}{failed}"
+        return f"Evaluation over {games}: {mean:.2f}{spread}{reached}{measured}{ended}{failed}"
 
     def video(self, learner: Agent, context: EvalContext) -> Iterator[Picture | None]:
         return filmed_game(
@@ -265,6 +277,7 @@ def evaluate(
         tuple(e.success for e in in_order),
         cut,
         restarted,
+        tuple(e.figures for e in in_order),
     )
 
 

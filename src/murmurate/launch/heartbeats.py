@@ -11,6 +11,7 @@ first rounds, while a checkpoint is written or a replica joins), and it is ``Run
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.launch.host_memory import Process, this_host
 from murmurate.launch.role import log_name
 from murmurate.training.coordinator import Coordinator
+from murmurate.training.run import Run
 
 FLOOR_SECONDS = 5.0  # the shortest deadline
 STOPPED_SECONDS = 10.0  # deadline of a stopped process before the duration of its rounds is known
@@ -141,6 +143,9 @@ class HeartbeatMonitor:
             where = f"see where in {log_name(rank)}" if state.in_log else "in an environment or native code"
             cause = f"it is stuck: {where}"
         message = f"{name} was silent for {silent_seconds:.1f} s ({cause}) and is excluded"
+        if not is_stopped:
+            longer = math.ceil(max(self.run.hang_after_seconds, Run.hang_after_seconds) + silent_seconds)
+            message += f". If its environment may take so long, use --hang-after-seconds {longer}"
         self.coordinator.event("excluded", message, member=rank, deadline_seconds=allowed)
         return True
 
@@ -156,7 +161,9 @@ class HeartbeatMonitor:
         is_busy = self.coordinator.is_saving or self.coordinator.is_admitting
         if not is_stopped and (is_busy or not self._blocks_others()):
             return usual, cap
-        return usual, min(max(usual, ENDS_RUN_SECONDS), cap) if self._ends_run(rank) else usual
+        allowed = max(usual, ENDS_RUN_SECONDS) if self._ends_run(rank) else usual
+        # a reset that is slow and rare is not in the quantile of rounds: who expects one raises the cap
+        return usual, min(allowed + self.run.more_seconds(), cap)
 
     def _blocks_others(self) -> bool:
         return self.run.strategy.synchronous and self.run.members > 1

@@ -148,4 +148,5 @@ def _evaluation(record: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _tag(key: str) -> str:
-    return f"{_GROUP_OF.get(key, 'other')}/{key}"
+    group = "figures" if key.startswith("figure_") else _GROUP_OF.get(key, "other")
+    return f"{group}/{key}"

@@ -23,6 +23,7 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import SimulatedLearner
 from murmurate.spec import Batch
 from murmurate.training.divergence import relative_spread
+from murmurate.training.episode_means import EpisodeMeans
 from murmurate.training.run import Run
 
 MOST_OWN_RECORDS = 16  # with at most so many replicas, each has its own records; else one record combines all
@@ -58,7 +59,7 @@ class Monitor:
         self._drained: set[int] = set()
         self.env_steps, self.updates = 0, 0
         self.returns: deque[float] = deque(maxlen=100)
-        self.successes: deque[bool] = deque(maxlen=100)  # of episodes of worlds that have goals
+        self.episode_means = EpisodeMeans()
         self.events: list[dict[str, Any]] = []
         self.event_counts: dict[str, int] = {}
         self.interrupted, self.signal = False, 0
@@ -92,7 +93,7 @@ class Monitor:
         self._last_updates[learner.rank] = learner.updates
         if batch.episodes:
             self.returns.extend(episode.episode_return for episode in batch.episodes)
-            self.successes.extend(e.success for e in batch.episodes if e.success is not None)
+            self.episode_means.add(batch.episodes)
             recorder = learner.rank if self._records_apart else 0
             self._unrecorded.setdefault(recorder, []).extend(
                 [episode.episode_return, episode.length] for episode in batch.episodes
@@ -258,7 +259,7 @@ class Monitor:
             "total_env_steps": self.env_steps,
             "env_steps_per_second": (env_steps - steps_before) / max(now - seconds_before, 1e-12),
             "return_mean": statistics.fmean(self.returns) if self.returns else None,
-            **({"success_rate": statistics.fmean(self.successes)} if self.successes else {}),
+            **self.episode_means.fields(),
             "episode_returns": episodes[-_MOST_RETURNS:],
             **mean_fields(
                 [learner.outcome.read_metrics() for learner in learners if learner.outcome.metrics]

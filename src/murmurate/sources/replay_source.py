@@ -78,7 +78,14 @@ class ReplaySourceConfig(SourceConfig):
                 f"each learner makes {env_steps:,} env steps, and a batch has {batch:,} transitions. Use "
                 f"more --env-steps, or --agent.batch {max(1, env_steps // 2)}."
             )
+        is_random = self.random_env_steps >= env_steps
         if self.replay.learnable(env_steps):
+            if is_random:
+                raise Refusal(
+                    f"each learner makes {env_steps:,} env steps, and its first {self.random_env_steps:,} "
+                    "have random actions: its policy would never act. Use more --env-steps, or "
+                    f"--random-env-steps {env_steps // 2}."
+                )
             if self.replay.planned_updates(env_steps, batch) < 1:
                 raise Refusal(
                     f"{env_steps:,} env steps of a learner do not suffice for an update on {batch:,} "
@@ -90,8 +97,10 @@ class ReplaySourceConfig(SourceConfig):
         sentence = f"each learner makes {env_steps:,} env steps and begins to learn after"
         starts = self.replay.learning_starts
         if env_steps <= starts:
+            acting = f" --random-env-steps {env_steps // 2}" if is_random else ""
             raise Refusal(
-                f"{sentence} {starts:,}. Use more --env-steps, or --replay.learning-starts {env_steps // 2}."
+                f"{sentence} {starts:,}. Use more --env-steps, or --replay.learning-starts "
+                f"{env_steps // 2}{acting}."
             )
         raise Refusal(
             f"{sentence} {starts + self.replay.fit_every:,}. Use more --env-steps, or a smaller "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,9 +19,13 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.interface import Steps
 from murmurate.replica.fence import fence
 from murmurate.spec import EnvSpec, Episode, Shapes
+from murmurate.worlds.figures import LONGEST_NAME, MOST_FIGURES
 
 SLOTS = 4  # steps by which an actor may be ahead of its learner
-EPISODE_NUMBERS = 4  # float64 values of an episode: simulator, return, length, success
+_PLAIN = 4  # float64 values of an episode: simulator, return, length, success; its figures follow
+_NAMES = _PLAIN + MOST_FIGURES  # where the figures' names begin, as text
+_NAME_BYTES = MOST_FIGURES * (LONGEST_NAME + 1)
+EPISODE_NUMBERS = _NAMES + _NAME_BYTES // 8  # what an episode takes, as float64 values
 _UNKNOWN = -1.0  # success, if the world does not say
 _LINE = 8  # int64 values in a cache line
 _FAILURE_BYTES = 4_000  # of the sentence with which an actor may fail
@@ -190,19 +195,28 @@ class ActorRing:
 
 def write_episodes(episodes: Sequence[Episode], rows: Tensor) -> None:
     """Write episodes into the first of ``rows`` [n, EPISODE_NUMBERS]."""
-    if episodes:
-        values = [
-            [e.simulator, e.episode_return, e.length, _UNKNOWN if e.success is None else e.success]
-            for e in episodes
-        ]
-        rows[: len(values)] = torch.tensor(values, dtype=torch.float64)
+    for episode, row in zip(episodes, rows.numpy(), strict=False):
+        success = _UNKNOWN if episode.success is None else episode.success
+        row[:_PLAIN] = episode.simulator, episode.episode_return, episode.length, success
+        values, names = row[_PLAIN:_NAMES], "\n".join(episode.figures).encode()
+        values[: len(episode.figures)] = list(episode.figures.values())
+        row[_NAMES:].view(np.uint8)[:] = np.frombuffer(names.ljust(_NAME_BYTES), np.uint8)
 
 
 def read_episodes(rows: Tensor) -> list[Episode]:
-    return [
-        Episode(int(simulator), episode_return, int(length), None if success == _UNKNOWN else bool(success))
-        for simulator, episode_return, length, success in rows.tolist()
-    ]
+    return [_read_episode(row) for row in rows.numpy()]
+
+
+def _read_episode(row: npt.NDArray[np.float64]) -> Episode:
+    simulator, episode_return, length, success = row[:_PLAIN].tolist()
+    names = row[_NAMES:].tobytes().decode().split()
+    return Episode(
+        int(simulator),
+        episode_return,
+        int(length),
+        None if success == _UNKNOWN else bool(success),
+        dict(zip(names, row[_PLAIN:_NAMES].tolist(), strict=False)),
+    )
 
 
 def _steps_in(slot: dict[str, Tensor]) -> Steps:

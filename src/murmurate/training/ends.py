@@ -59,3 +59,16 @@ def warn_of_many_passes(run: Run) -> None:
             "Python).",
             stacklevel=2,
         )
+
+
+def warn_of_late_policy(run: Run) -> None:
+    """Warn if the policy learns before it acts: elsewhere the start of learning also ends random actions."""
+    replay, steps = getattr(run.source, "replay", None), getattr(run.source, "random_env_steps", 0)
+    if replay is not None and steps > replay.learning_starts:
+        warnings.warn(
+            f"each learner begins to learn after {replay.learning_starts:,} env steps, and its first "
+            f"{steps:,} have random actions. If its policy is to act as soon as it learns, give "
+            f"--random-env-steps {replay.learning_starts} "
+            f"(random_env_steps={replay.learning_starts} in Python).",
+            stacklevel=2,
+        )

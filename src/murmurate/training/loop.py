@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import statistics
 import time
 from collections import deque
 from typing import Any, cast
@@ -21,6 +20,7 @@ from murmurate.replicator.learner import Learner, updates_of
 from murmurate.spec import Batch, Outcome, derive_seed
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probes
+from murmurate.training.episode_means import EpisodeMeans
 from murmurate.training.members import learner_of, open_source
 from murmurate.training.part_processes import LearnerInParts, PartProcesses
 from murmurate.training.place import FollowedFolder
@@ -72,7 +72,7 @@ class TrainingLoop:
         self.state_transfer = context.state_transfer(self.replicator)
         self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
-        self.successes: deque[bool] = deque(maxlen=100)  # of episodes of worlds that have goals
+        self.episode_means = EpisodeMeans()
         self.unreported: list[list[float]] = []  # [return, length] of episodes since the last record
         self.probed: dict[str, Any] = {}  # results of probes since the last record
         self._last_record = time.monotonic()
@@ -164,11 +164,10 @@ class TrainingLoop:
     def _count(self, batch: Batch) -> None:
         self.env_steps += batch.env_steps
         self.updates = updates_of(self.learner)
+        self.episode_means.add(batch.episodes)
         for episode in batch.episodes:
             self.returns.append(episode.episode_return)
             self.unreported.append([episode.episode_return, episode.length])
-            if episode.success is not None:
-                self.successes.append(episode.success)
         self.context.run_state.advance(self.context.rank, self.env_steps, self.updates)
         if (seconds := self.pace.tick()) is not None:
             self.context.run_state.set_pace(self.context.rank, seconds)
@@ -206,7 +205,7 @@ class TrainingLoop:
                 "total_env_steps": self.context.run_state.total_env_steps(),
                 **({"env_steps_per_second": steps / max(elapsed, 1e-9)} if steps or not force else {}),
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
-                **({"success_rate": statistics.fmean(self.successes)} if self.successes else {}),
+                **self.episode_means.fields(),
                 "episode_returns": self.unreported,
                 **({} if outcome is None else outcome.read_metrics()),
                 "staleness": max(b.last.staleness for b in bound_replicas),
@@ -351,7 +350,7 @@ class TrainingLoop:
             "batches": self.batches,
             "schedules": self.shared_schedules.state(),
             "returns": list(self.returns),
-            "successes": list(self.successes),
+            **self.episode_means.state(),
             "unreported": self.unreported,
             "probed": self.probed,
         }
@@ -381,7 +380,7 @@ class TrainingLoop:
         if restored.is_own:
             self.source.load(state["source"])
             self.returns.extend(state["returns"])
-            self.successes.extend(state.get("successes", ()))
+            self.episode_means.load(state)
             self.unreported = [list(pair) for pair in state["unreported"]]
             self.probed = dict(state.get("probed", {}))
             restore_counts(self.replicator, state)

@@ -19,13 +19,13 @@ from murmurate.nets.torso import AUTO, SMALLEST_SIDE
 from murmurate.replicator.learner import Context, Learner, LearnerConfig
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.spec import EnvSpec, World
-from murmurate.training.ends import warn_of_many_passes
+from murmurate.training.ends import warn_of_late_policy, warn_of_many_passes
 from murmurate.training.launcher import Launcher
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
 from murmurate.training.restore import initial_values, refuse_unknown_names
 from murmurate.training.run import Run
-from murmurate.worlds.interface import SimulatorWorld
+from murmurate.worlds.interface import SimulatorWorld, running_statistics
 
 # half of the distance between the bounds of an action, in standard deviations of a policy's first draws
 _LEAST_SPAN, _GREATEST_SPAN = 0.25, 10.0
@@ -38,8 +38,9 @@ def prepared(run: Run, launcher: Launcher) -> Run:
     initial = None if run.initial is None else str(Path(run.initial).resolve())
     run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy), initial=initial)
     _warn_of_bounds(run.world.spec(), preflight(run, launcher))
-    try_once(run.world)
+    _warn_of_statistics(run, try_once(run.world))
     warn_of_many_passes(run)
+    warn_of_late_policy(run)
     return run
 
 
@@ -91,6 +92,39 @@ def _warn_of_bounds(spec: EnvSpec, learner: Learner) -> None:
             return
 
 
+def _warn_of_statistics(run: Run, wrappers: tuple[str, ...]) -> None:
+    """Warn if the environment normalises by ``running_statistics``, which no evaluation has."""
+
+    def instead(field: str, constants: str) -> str:
+        if field not in {each.name for each in dataclasses.fields(run.learner)}:
+            return constants
+        return f"use --agent.{field.replace('_', '-')} true (agent={{'{field}': True}} in Python)"
+
+    if "NormalizeObservation" in wrappers:
+        warnings.warn(
+            f"the wrapper NormalizeObservation of {run.world.name} begins its statistics anew in each "
+            "simulator and in each game of an evaluation, and exports lack them: evaluations are of wrongly "
+            "scaled observations. Leave it out, and "
+            f"{instead('normalize_observations', 'scale observations by constants')}.",
+            stacklevel=2,
+        )
+    if "NormalizeReward" in wrappers and "NormalizeReward" in _statistics_in_evaluations(run.world):
+        warnings.warn(
+            f"the wrapper NormalizeReward of {run.world.name} also scales the rewards of evaluations, by "
+            "statistics that begin anew in each game, so that their returns cannot be compared. Leave it "
+            f"out, and {instead('scale_rewards', 'scale rewards by a constant')}, or let the function that "
+            "makes the environment have a parameter training, and wrap only if it is true.",
+            stacklevel=2,
+        )
+
+
+def _statistics_in_evaluations(world: World) -> tuple[str, ...]:
+    simulators = cast(SimulatorWorld, world).open(1, training=False)
+    with contextlib.suppress(Exception):
+        simulators.close()
+    return running_statistics(simulators)
+
+
 def preflight(run: Run, launcher: Launcher) -> Learner:
     """The run's learner, built once. Raises Refusal for every failure that can be foreseen, before anything
     is changed."""
@@ -113,11 +147,12 @@ def preflight(run: Run, launcher: Launcher) -> Learner:
     return learner
 
 
-def try_once(world: World) -> None:
+def try_once(world: World) -> tuple[str, ...]:
     """Reset and step a simulator of an environment that a user wrote, so that its faults show once, and
-    before workers start. Raises Refusal if it fails as often as would end a run."""
+    before workers start. Returns its ``running_statistics``. Raises Refusal if it fails as often as would end
+    a run."""
     if not world.is_tried():
-        return
+        return ()
     spec, config = world.spec(), cast(SimulatorWorld, world)
     shape, dtype = ((), torch.int64) if spec.actions else (spec.action_shape, torch.float32)
     action = torch.zeros(1, *shape, dtype=dtype)
@@ -130,7 +165,7 @@ def try_once(world: World) -> None:
         while True:  # a step that fails too often raises
             simulators.send(action)
             if not simulators.receive().restarts:
-                break
+                return running_statistics(simulators)
     except RunFailed as failure:
         raise Refusal(str(failure)) from failure
     finally:

@@ -66,7 +66,8 @@ class Run:
         it again.
     hang_after_seconds: a replica without a sign of life for so long, as when its environment hangs, is ended
         and started again with a living peer's state (launcher ``local``), at most three times; the run fails
-        if there is no such peer. Raise it for environments whose single step or reset takes longer.
+        if there is no such peer. Raise it for environments whose single step or reset takes longer: what it
+        is above 120 is added to the deadline of synchronous strategies, which depends on the time of rounds.
     compression: compression of vectors sent between hosts (launchers ``torchrun`` and ``ray``) by register
         and mail: ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither;
         where all members turn out to share one host's memory it has no effect, and an event says so.

@@ -13,6 +13,7 @@ from murmurate.worlds._gym_env import close, reset, success_of
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.env_state import Unsavable, load, load_generators, save_generators, saver
+from murmurate.worlds.figures import figures_of
 
 
 class EnvGame:
@@ -37,6 +38,7 @@ class EnvGame:
         self._observations = observation_format(self._env.observation_space, make, observe)
         self._actions = action_format(self._env.action_space, make, joint_actions)
         self.success: bool | None = None
+        self.figures: Mapping[str, float] = {}
 
     def begin(self, seed: int | None, steps: int) -> Frame:
         return self._frame(reset(self._env, seed))
@@ -44,7 +46,7 @@ class EnvGame:
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
         (converted,) = self._actions.convert(np.asarray(action)[None])
         observation, reward, terminated, truncated, info = self._env.step(converted)
-        self.success = success_of(info)
+        self.success, self.figures = success_of(info), figures_of(info)
         return self._frame(observation), number(reward), bool(terminated), bool(truncated)
 
     def picture(self) -> Frame:

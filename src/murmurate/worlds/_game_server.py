@@ -16,7 +16,6 @@ import pickle
 import shutil
 import signal
 import socket
-import struct
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,18 +28,16 @@ import numpy.typing as npt
 
 from murmurate.errors import Refusal, library_advice
 from murmurate.worlds._failures import noted
+from murmurate.worlds._game_messages import DONE, FAILED, REFUSED, RESET, SAVE, STEP, receive, send
 from murmurate.worlds._numbers import LARGEST_REWARD
 
 Frame = npt.NDArray[Any]  # one observation: an image [C, H, W] in uint8, or any array of float32
 
-OPEN, RESET, STEP, SAVE, LOAD = b"o", b"r", b"s", b"g", b"l"  # requests
-DONE, REFUSED, FAILED = b"d", b"n", b"f"  # answers
-_HEADER = struct.Struct("<cI")  # kind, length of the payload in bytes
 MOST_FAILURES = 5  # consecutive failures of one game; one more ends the run
 STEPS_TO_RECOVER = 10  # steps without a failure after which failures are counted from 0 again
 _CHECK_SECONDS = 0.5  # interval of the checks for games that hang
 _CLOSE_SECONDS = 4.0  # longest wait for the games to close
-START_SECONDS = 60.0  # time allowed to start a game
+START_SECONDS = 60.0  # time allowed to start a game, or an episode
 
 
 class Unusable(Refusal):
@@ -51,6 +48,7 @@ class Game(Protocol):
     """One game.
 
     success: whether the episode that ended last reached the goal; None where the game does not say.
+    A game may have an attribute ``figures``: those of that episode (``spec.Episode``).
     """
 
     success: bool | None
@@ -91,7 +89,7 @@ class Settings:
     frame: shape of a frame. dtype: dtype of frames, uint8 or float32.
     action: shape of an action; () where it is a number.
     screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
-    hang_seconds: time after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).
+    hang_seconds: time after which a step counts as hung. descriptor: of the shared memory (see ``Shared``).
     folder: the working directory, removed at the end; empty: where the process is started.
     """
 
@@ -151,26 +149,6 @@ class Shared:
         self.screen: Frame | None = views[7] if screen else None
 
 
-def send(connection: socket.socket, kind: bytes, payload: bytes = b"") -> None:
-    connection.sendall(_HEADER.pack(kind, len(payload)) + payload)
-
-
-def receive(connection: socket.socket) -> tuple[bytes, bytes]:
-    """(kind, payload). Raises EOFError where the other end is closed."""
-    kind, length = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
-    return kind, _receive_exactly(connection, length)
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    received = bytearray()
-    while len(received) < count:
-        piece = connection.recv(count - len(received))
-        if not piece:
-            raise EOFError("the other end is closed")
-        received += piece
-    return bytes(received)
-
-
 class _Slot:
     """One game, and its place in the shared memory."""
 
@@ -182,6 +160,7 @@ class _Slot:
         # of the running call of the game: (when it began, seconds allowed); None: there is none
         self._call: tuple[float, float] | None = None
         self.messages: list[str] = []
+        self.figures: Mapping[str, float] = {}  # of an episode that ended in the last step
 
     @property
     def name(self) -> str:
@@ -200,6 +179,7 @@ class _Slot:
     def step(self, action: Any) -> None:
         index, shared = self._index, self._shared
         self.steps += 1
+        self.figures = {}
         try:
             with self._watched(self._settings.hang_seconds):
                 assert self._game is not None
@@ -217,6 +197,7 @@ class _Slot:
             return
         if terminated or truncated:
             shared.success[index] = -1 if self._game.success is None else self._game.success
+            self.figures = getattr(self._game, "figures", {})
             try:
                 self._begin(None)
             except (Exception, SystemExit) as problem:
@@ -252,7 +233,7 @@ class _Slot:
             self._game = None
 
     def _begin(self, seed: int | None) -> None:
-        with self._watched(START_SECONDS if self._game is None else self._settings.hang_seconds):
+        with self._watched(START_SECONDS):  # a simulator may load as much for an episode as at its start
             if self._game is None:
                 self._game = self._settings.make()
             _copy(self._game.begin(seed, self.steps), self._shared.frame[self._index])
@@ -315,7 +296,8 @@ class _Server:
         self._pool = ThreadPoolExecutor(self._threads)  # even for one: some games accept only their maker
 
     def answer(self, kind: bytes, payload: bytes) -> bytes:
-        """Do what is asked. Returns a pickled answer: states for SAVE, else messages about replaced games."""
+        """Do what is asked. Returns a pickled answer: states for SAVE, else (messages about replaced games,
+        figures of the episodes that ended, by game), or nothing if there are neither."""
         if kind == SAVE:
             return pickle.dumps(self._call_all(lambda slot, _: slot.save(), self._slots))
         if kind == STEP and self._action:
@@ -330,7 +312,8 @@ class _Server:
         messages = [message for slot in self._slots for message in slot.messages]
         for slot in self._slots:
             slot.messages.clear()
-        return pickle.dumps(messages) if messages else b""
+        figures = {b: slot.figures for b, slot in enumerate(self._slots) if slot.figures}
+        return pickle.dumps((messages, figures)) if messages or figures else b""
 
     def close(self) -> None:
         wait([self._pool.submit(lambda: list(map(_Slot.close, self._slots)))], timeout=_CLOSE_SECONDS)

@@ -138,6 +138,22 @@ def success_of(info: Any) -> bool | None:
     return bool(success)
 
 
+def running_statistics(env: Any) -> tuple[str, ...]:
+    """The names of gymnasium's wrappers around ``env`` that normalise by running statistics, outermost
+    first; those whose statistics are fixed are left out."""
+    found = []
+    while True:
+        name = type(env).__name__  # those of vector environments have the same names
+        if name in ("NormalizeObservation", "NormalizeReward") and getattr(env, "update_running_mean", True):
+            found.append(name)
+        if isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
+            env = env.env
+        elif isinstance(env, gymnasium.vector.SyncVectorEnv):
+            env = env.envs[0]
+        else:
+            return tuple(found)
+
+
 def make_vector(
     ident: str, size: int, mode: str, max_episode_steps: int | None, picture: bool, folder: str
 ) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,16 @@ class EpisodeCounter:
         self.length += 1
 
     def finish(
-        self, over: npt.NDArray[np.bool_], successes: Sequence[bool | None] | None = None
+        self,
+        over: npt.NDArray[np.bool_],
+        successes: Sequence[bool | None] | None = None,
+        figures: Mapping[int, Mapping[str, float]] | None = None,
     ) -> Sequence[Episode]:
         """The episodes that have ended, in the simulators where ``over`` [B] is true; their counts restart
         from zero.
 
         successes: whether each simulator's episode reached its goal; None where the world does not say.
+        figures: what else was measured in the episodes of some simulators, by name.
         """
         ended = [
             Episode(
@@ -45,6 +49,7 @@ class EpisodeCounter:
                 float(self.episode_return[b]),
                 int(self.length[b]),
                 None if successes is None else successes[b],
+                (figures or {}).get(b, {}),
             )
             for b in np.flatnonzero(over).tolist()
         ]

@@ -16,7 +16,7 @@ from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
-from murmurate.worlds._gym_env import reset, success_of
+from murmurate.worlds._gym_env import reset, running_statistics, success_of
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import (
     JOINT_ACTIONS,
@@ -28,6 +28,7 @@ from murmurate.worlds._spaces import (
 from murmurate.worlds.array_trees import to_arrays, to_tensors
 from murmurate.worlds.env_state import Saver, Unsavable, load, load_generators, save_generators, saver
 from murmurate.worlds.episodes import EpisodeCounter, restore
+from murmurate.worlds.figures import figures_of
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
 
@@ -97,6 +98,11 @@ class GymSimulators:
     def size(self) -> int:
         return len(self._envs)
 
+    @property
+    def running_statistics(self) -> tuple[str, ...]:
+        """See ``interface.running_statistics``."""
+        return running_statistics(self._envs[0])
+
     def reset(self, seed: int) -> TimeStep:
         self._counter.clear()
         self._failures[:] = self._steps_since_failure[:] = self._replacements[:] = 0
@@ -118,11 +124,12 @@ class GymSimulators:
         terminated = np.empty(self.size, np.bool_)
         truncated = np.empty(self.size, np.bool_)
         successes: list[bool | None] = [None] * self.size
+        figures: dict[int, dict[str, float]] = {}
         failed: dict[int, _Failure] = {}
         for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
             try:
                 raw, given, terminated[b], truncated[b], info = env.step(action)
-                successes[b] = success_of(info)
+                successes[b], figures[b] = success_of(info), figures_of(info)
                 reward[b] = number(given)
                 observation[b] = self._convert_observation(raw)
             except (Exception, SystemExit) as problem:
@@ -151,7 +158,7 @@ class GymSimulators:
             for b in np.flatnonzero(over).tolist():
                 restarts += self._begin(b, observation, None, failed.get(b))
             self._counter.clear(lost)
-            step.episodes = self._counter.finish(over & ~lost, successes)
+            step.episodes = self._counter.finish(over & ~lost, successes, figures)
             step.restarts = restarts
         self._observation = observation
         return step

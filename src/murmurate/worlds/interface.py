@@ -153,6 +153,13 @@ class SimulatorWorld(World, Protocol):
         ...
 
 
+def running_statistics(simulators: Simulators) -> tuple[str, ...]:
+    """The names of wrappers of the user's environments that normalise by running statistics, which each new
+    simulator begins anew. Simulators that may have such wrappers have an attribute of this name."""
+    names: tuple[str, ...] = getattr(simulators, "running_statistics", ())
+    return names
+
+
 def first_step(observation: Tensor) -> TimeStep:
     """The result of a reset: observations [B, ...] with rewards of 0, and no episode ended."""
     terminated = torch.zeros(len(observation), dtype=torch.bool)

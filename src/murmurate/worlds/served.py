@@ -30,15 +30,15 @@ from murmurate import errors
 from murmurate.buffers import Pool, as_tensor
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.system_calls import unnamed_file
-from murmurate.worlds import _game_server as server
-from murmurate.worlds._game_server import Settings, Shared
+from murmurate.worlds._game_messages import FAILED, LOAD, OPEN, REFUSED, RESET, SAVE, STEP, receive, send
+from murmurate.worlds._game_server import START_SECONDS, Settings, Shared
 from murmurate.worlds._numbers import check_actions
 from murmurate.worlds.array_trees import to_arrays, to_tensors
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
 
-HANG_SECONDS = 10.0  # time after which a game counts as hung
+HANG_SECONDS = 10.0  # time after which a step of a game counts as hung
 # longest wait for an answer, besides the time to start games; the server itself replaces games that hang
 _SERVER_SECONDS = 90.0
 _MOST_FAILURES = 3  # consecutive failures of the server; one more ends the run
@@ -53,7 +53,7 @@ class ServedSimulators:
     game: "module:Class" of a ``Game``, made with ``options``. first: index of the first simulator. scale:
     factor of the rewards that an agent learns from; returns of episodes are unscaled. threads: number of
     threads of the server that step games. screen: shape [H, W, 3] of pictures of simulator 0, if they are
-    wanted. hang_seconds: time after which a game counts as hung.
+    wanted. hang_seconds: time after which a step of a game counts as hung.
     savable: whether the games' states can be saved. If not, a resumed run begins new episodes.
     own_folder: whether the working directory of the games is a temporary one, for games that write their
     settings there.
@@ -119,7 +119,7 @@ class ServedSimulators:
 
     def send(self, action: Tensor) -> None:
         with contextlib.suppress(OSError, EOFError):  # a server that is gone is noticed by ``receive``
-            self._request(server.STEP, self._checked_action(action).tobytes())
+            self._request(STEP, self._checked_action(action).tobytes())
 
     def _checked_action(self, action: Tensor) -> npt.NDArray[Any]:
         """The actions as the server takes them: clipped vectors in float32, or numbers in int64."""
@@ -135,7 +135,7 @@ class ServedSimulators:
         shared = self._shared
         self._steps += 1
         try:
-            messages = tuple(self._answer())
+            messages, figures = self._told()
         except (OSError, EOFError) as problem:
             return self._replace_server(problem)
         self._steps_since_failure += 1
@@ -163,7 +163,7 @@ class ServedSimulators:
             stacks[over] = shared.frame[over, None]
             self._counter.clear(shared.lost)
             successes = [None if flag < 0 else bool(flag) for flag in shared.success.tolist()]
-            step.episodes = self._counter.finish(over & ~shared.lost, successes)
+            step.episodes = self._counter.finish(over & ~shared.lost, successes, figures)
         self._observation = observation
         return step
 
@@ -171,7 +171,7 @@ class ServedSimulators:
         if not self._savable or self._process is None:
             return None
         try:
-            self._request(server.SAVE)
+            self._request(SAVE)
             games = self._answer()
         except (OSError, EOFError):
             self.close()  # a late answer would be taken for that of the next step, which replaces the server
@@ -193,7 +193,7 @@ class ServedSimulators:
             self._open()
         self._seed, self._steps = state["seed"], state["steps"]
         try:
-            self._request(server.LOAD, pickle.dumps((self._steps, to_arrays(state["games"]))))
+            self._request(LOAD, pickle.dumps((self._steps, to_arrays(state["games"]))))
             self._answer()
         except (OSError, EOFError, errors.RunFailed) as problem:
             raise ValueError(f"{self.spec.name} does not go on from this state: {problem}") from problem
@@ -232,8 +232,8 @@ class ServedSimulators:
                 if self._process is None:
                     self._open()
                 seeds = [simulator_seed(self._seed, self._first + b) for b in range(self.size)]
-                self._request(server.RESET, pickle.dumps((self._steps, seeds)))
-                return messages + tuple(self._answer())
+                self._request(RESET, pickle.dumps((self._steps, seeds)))
+                return messages + self._told()[0]
             except (OSError, EOFError) as problem:
                 messages += self._note_failure(problem)
                 self._draw_seed()
@@ -290,31 +290,36 @@ class ServedSimulators:
             )
         self._connection = client_end
         settings = dataclasses.replace(self._settings, folder=self._folder)
-        server.send(client_end, server.OPEN, pickle.dumps(settings))
+        send(client_end, OPEN, pickle.dumps(settings))
 
     def _request(self, kind: bytes, payload: bytes = b"") -> None:
         if self._connection is None:
             raise EOFError("it is not open")
         # RESET and LOAD may start all games before they answer: each thread starts one after the other
-        starts = math.ceil(self.size / self._settings.threads) if kind in (server.RESET, server.LOAD) else 0
-        self._connection.settimeout(_SERVER_SECONDS + server.START_SECONDS * starts)
-        server.send(self._connection, kind, payload)
+        starts = math.ceil(self.size / self._settings.threads) if kind in (RESET, LOAD) else 0
+        self._connection.settimeout(_SERVER_SECONDS + START_SECONDS * starts)
+        send(self._connection, kind, payload)
 
-    def _answer(self) -> list[Any]:
-        """The server's answer: messages about replaced games, or the games' states.
+    def _told(self) -> tuple[tuple[str, ...], dict[int, dict[str, float]]]:
+        """(messages about replaced games, figures of episodes that ended, by game). Raises as ``_answer``."""
+        messages, figures = self._answer() or ((), {})
+        return tuple(messages), figures
+
+    def _answer(self) -> Any:
+        """The server's answer, empty if there is nothing to say.
 
         Raises Refusal or RunFailed if the server answers with a failure.
         """
         if self._connection is None:
             raise EOFError("it is not open")
-        kind, payload = server.receive(self._connection)
-        if kind == server.REFUSED:
+        kind, payload = receive(self._connection)
+        if kind == REFUSED:
             self.close()
             raise errors.Refusal(payload.decode())
-        if kind == server.FAILED:
+        if kind == FAILED:
             self.close()
             raise errors.RunFailed(payload.decode())
-        return pickle.loads(payload) if payload else []
+        return pickle.loads(payload) if payload else None
 
     # -- stacks ---------------------------------------------------------------------------------------
 

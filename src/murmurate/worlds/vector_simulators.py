@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from torch import Tensor
 from murmurate.errors import Refusal, RunFailed
 from murmurate.spec import TimeStep
 from murmurate.worlds._failures import noted
-from murmurate.worlds._gym_env import REFUSALS_OF_SEEDS, SHORT_SEEDS, success_of
+from murmurate.worlds._gym_env import REFUSALS_OF_SEEDS, SHORT_SEEDS, running_statistics, success_of
 from murmurate.worlds._numbers import LARGEST_REWARD
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.figures import figures_of
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.gym_simulators import spec_of
 from murmurate.worlds.interface import Picture, first_step
@@ -64,6 +65,11 @@ class VectorSimulators:
     @property
     def size(self) -> int:
         return int(self._env.num_envs)
+
+    @property
+    def running_statistics(self) -> tuple[str, ...]:
+        """See ``interface.running_statistics``."""
+        return running_statistics(self._env)
 
     def reset(self, seed: int) -> TimeStep:
         seeds = [simulator_seed(seed, self._first + b) for b in range(self.size)]
@@ -115,7 +121,7 @@ class VectorSimulators:
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             final_observation=None if final is None else torch.from_numpy(final),
-            episodes=self._counter.finish(over, self._successes(info, over)) if over.any() else (),
+            episodes=self._counter.finish(over, *self._told(info, over)) if over.any() else (),
         )
 
     def state(self) -> dict[str, Any] | None:
@@ -188,22 +194,33 @@ class VectorSimulators:
             final[b] = self._observations.convert(row)
         return self._checked_finite(final)
 
-    def _successes(self, info: dict[str, Any], over: npt.NDArray[np.bool_]) -> list[bool | None]:
-        """For each simulator where ``over`` is true, whether its episode was a success; None where the
-        environment does not say."""
+    def _told(
+        self, info: dict[str, Any], over: npt.NDArray[np.bool_]
+    ) -> tuple[list[bool | None], dict[int, dict[str, float]]]:
+        """For each simulator where ``over`` is true: whether its episode was a success, None where the
+        environment does not say; and its figures."""
         infos = info.get("final_info", info) if self._resets_itself else info
         successes: list[bool | None] = [None] * self.size
+        figures: dict[int, dict[str, float]] = {}
         for b in np.flatnonzero(over).tolist():
-            if isinstance(infos, dict):  # arrays [B]; "_success" marks the environments that have "success"
-                info_of_b = {
-                    key: infos[key][b]
-                    for key in ("success", "is_success")
-                    if key in infos and np.asarray(infos.get(f"_{key}", over))[b]
-                }
-                successes[b] = success_of(info_of_b)
-            elif isinstance(infos[b], dict):
-                successes[b] = success_of(infos[b])
-        return successes
+            info_of_b = infos[b] if not isinstance(infos, dict) else _info_of(infos, b)
+            if isinstance(info_of_b, dict):
+                successes[b], figures[b] = success_of(info_of_b), figures_of(info_of_b)
+        return successes, figures
+
+
+def _info_of(infos: dict[str, Any], b: int) -> dict[str, Any]:
+    """What ``infos``, arrays [B] by name, says of environment ``b``. Figures are such arrays, too."""
+    told = _row_of(infos, ("success", "is_success"), b)
+    if isinstance(figures := infos.get("figures"), dict):
+        told["figures"] = _row_of(figures, [name for name in figures if not name.startswith("_")], b)
+    return told
+
+
+def _row_of(arrays: dict[str, Any], names: Iterable[str], b: int) -> dict[str, Any]:
+    """Row ``b`` of those of the arrays in which it is set: "_success" marks the rows of "success"."""
+    marks = {name: arrays.get(f"_{name}") for name in names if name in arrays}
+    return {name: arrays[name][b] for name, mark in marks.items() if mark is None or np.asarray(mark)[b]}
 
 
 def _checked(env: Any, name: str, size: int) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec, TimeStep
-from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
+from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld, running_statistics
 
 
 def viewed(simulators: Simulators, *, frame_stack: int = 1, rescale_actions: bool = False) -> Simulators:
@@ -112,6 +112,11 @@ class _Wrapper:
     @property
     def size(self) -> int:
         return self.inside.size
+
+    @property
+    def running_statistics(self) -> tuple[str, ...]:
+        """See ``interface.running_statistics``."""
+        return running_statistics(self.inside)
 
     def reset(self, seed: int) -> TimeStep:
         return self.inside.reset(seed)
