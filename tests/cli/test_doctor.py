@@ -36,6 +36,7 @@ _CHECKS = {
     "secret": doctor._secret,
     "torchrun's store": doctor._store,
     "cores": doctor._cores,
+    "video": doctor._video,
 }
 
 
@@ -77,6 +78,23 @@ def test_a_world_that_cannot_be_opened_is_a_finding() -> None:
     )
     assert (found["status"], found["found"]) == ("bad", "does not start")
     assert "pip install 'murmurate[doom]'" in found["advice"]
+
+
+@pytest.mark.parametrize(
+    ("there", "status", "found"),
+    [
+        ({"imageio_ffmpeg", "pygame"}, "ok", "installed"),
+        ({"imageio_ffmpeg"}, "note", "installed, without pygame-ce"),
+        ({"pygame"}, "note", "not installed"),
+    ],
+)
+def test_films_of_classic_control_need_two_packages(
+    there: set[str], status: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in there else None)
+    check = _look("video")
+    assert (check["status"], check["found"]) == (status, found)
+    assert ("murmurate[video]" in check["advice"]) == (status == "note")
 
 
 def test_people_see_every_finding(

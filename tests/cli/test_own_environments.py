@@ -25,6 +25,7 @@ def make_env():
         (["--env", "Acrobot-v1"], "--env and --algorithm go together"),
         (["--algorithm", "a2c"], "--env and --algorithm go together"),
         (["cartpole-a2c", "--algorithm", "ppo"], "leave out --algorithm"),
+        (["env.py:make", "--algorithm", "ppo"], "environment: --env env.py:make --algorithm ppo"),
         (["--evn", "Acrobot-v1", "--algorithm", "a2c"], "There is no option --evn. Did you mean --env?"),
         (
             ["--env", "Acrobot-v1", "--algoritm=a2c"],

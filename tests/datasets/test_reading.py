@@ -96,7 +96,9 @@ def test_documents_without_a_line_are_told(tmp_path):
     made = read(put(tmp_path / "docword.x.txt", text), skipped=skipped)
     assert dense(made).tolist() == TABLE
     assert skipped.documents.tolist() == [0, 2, 4]
-    assert "3 documents" in str(skipped)
+    assert str(skipped) == "3 documents are not in the corpus"
+    skipped.documents = skipped.documents[:1]
+    assert str(skipped) == "1 document is not in the corpus"
 
 
 def test_the_vocabulary_beside_is_found(tmp_path):

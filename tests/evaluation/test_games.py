@@ -111,7 +111,13 @@ def test_a_long_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
         evaluate(ScriptedWorld((1, 3)), Counter(), 2, seed=0)
         assert lines == []
         monkeypatch.setattr(games, "_REPORT_SECONDS", 0.0)
-        evaluate(ScriptedWorld((1, 3)), Counter(), 2, seed=0)
+        evaluate(ScriptedWorld((2, 3)), Counter(), 2, seed=0, max_steps=1_000)
+        cut = lines.pop(0)
+        lines.clear()
+        evaluate(ScriptedWorld((1, 3)), Counter(), 2, seed=0, max_steps=1_000)
+    assert cut == (
+        "0 of 2 games have ended, after 2 env steps; a game is cut after 1,000 (--eval-max-env-steps)"
+    )
     assert lines[0] == "1 of 2 games have ended, after 2 env steps"
     assert lines[-1] == "2 of 2 games have ended, after 4 env steps"
 

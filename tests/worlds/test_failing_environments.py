@@ -97,6 +97,23 @@ def test_the_line_that_raised_is_named_and_its_traceback_printed_once(
     assert 'return {}["gust"]' in printed
 
 
+@pytest.mark.parametrize(
+    ("call", "old", "expected"),
+    [
+        ("step", lambda _, action: (np.zeros(2), 0.0, False, {}), "step returns (observation, reward, "),
+        ("step", lambda _, action: None, "step returns (observation, reward, "),
+        ("reset", lambda _: np.zeros(2, np.float32), "reset takes seed= and options=, and returns (obs"),
+    ],
+)
+def test_an_environment_of_the_old_gym_is_told_what_gymnasium_expects(
+    call: str, old: Callable[..., Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Told, call, old)
+    with pytest.raises(RunFailed) as failure:
+        stepped(wind, steps=6)
+    assert f"times in a row. Mend the environment: {expected}" in str(failure.value)
+
+
 def test_a_line_in_a_library_is_named_by_the_line_that_called_it() -> None:
     def divide() -> Any:
         return np.linalg.inv(np.zeros((2, 2)))

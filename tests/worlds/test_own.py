@@ -50,6 +50,9 @@ def number():
 
 gymnasium.register("OwnCart-v0", CartPoleEnv, max_episode_steps=9)
 
+def forgets():
+    CartPoleEnv()
+
 def fails():
     raise ArithmeticError("no")
 
@@ -147,6 +150,7 @@ def test_names_of_all_kinds(place: Path) -> None:
     ("name", "words"),
     [
         ("env:own_envs.py:nothing", "the class or function 'nothing', and there is none in .*own_envs.py"),
+        ("env:own_envs.py:make", r"none in .*own_envs.py. Did you mean 'make_env'\?"),
         ("env:own_env.py:make_env", "the file .*own_env.py, which is not there"),
         ("env:own_env:make_env", "the module 'own_env'.*PYTHONPATH"),
         ("env:make_env", "names no class or function"),
@@ -162,6 +166,7 @@ def test_what_is_not_there_is_refused(name: str, words: str, place: Path) -> Non
     ("name", "words"),
     [
         ("number", "is of type int, and it must be a gymnasium.Env"),
+        ("forgets", "Env. Does the function return the environment"),
         ("fails", "ArithmeticError: no"),
         ("spaceless", "has no observation_space: set it in its class or its __init__"),
         ("actless", "has no action_space"),

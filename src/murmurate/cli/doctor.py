@@ -45,7 +45,7 @@ def findings() -> dict[str, Any]:
         partial(_starts, "Adroit hand", "adroit", adroit, adroit.AdroitWorld("door")),
         partial(_starts, "Doom", "doom", vizdoom, vizdoom.DoomWorld("my-way-home")),
         partial(_starts, "mazes", "mazes", mazes, mazes.MazeWorld(5)),
-        partial(_installed, "video", "imageio_ffmpeg", "video"), _secret, _store,
+        _video, _secret, _store,
     ]  # fmt: skip
     checks = [check() for check in functions]
     return {
@@ -190,6 +190,15 @@ def _installed(name: str, module: str, extra: str) -> dict[str, str]:
     if importlib.util.find_spec(module) is None:
         return _check(name, _NOTE, "not installed", f"pip install 'murmurate[{extra}]'")
     return _check(name, _OK, "installed")
+
+
+def _video() -> dict[str, str]:
+    check = _installed("video", "imageio_ffmpeg", "video")
+    if check["status"] == _OK and importlib.util.find_spec("pygame") is None:
+        # the extra atari brings the first, and its games draw themselves
+        advice = "for films of classic control: pip install 'murmurate[video]'"
+        return _check("video", _NOTE, "installed, without pygame-ce", advice)
+    return check
 
 
 def _starts(name: str, extra: str, module: Any, world: SimulatorWorld) -> dict[str, str]:

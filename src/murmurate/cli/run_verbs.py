@@ -174,6 +174,13 @@ def _half_named(options: argparse.Namespace, rest: Sequence[str]) -> Refusal:
         missing = [f"--{each}" for each in ("env", "algorithm") if getattr(options, each) is None]
         if word.startswith("--") and (near := difflib.get_close_matches(name, missing, n=1)):
             return Refusal(f"There is no option {name}. Did you mean {near[0]}?")
+    # names of recipes with a colon begin with one of these
+    is_env = ":" in (options.recipe or "") and not options.recipe.startswith(("env:", "gym:"))
+    if is_env and options.algorithm is not None:
+        return Refusal(
+            f"{options.recipe} is no recipe. If it is an environment: --env {options.recipe} --algorithm "
+            f"{options.algorithm}"
+        )
     if options.recipe:
         given = "--env" if options.algorithm is None else "--algorithm"
         return Refusal(

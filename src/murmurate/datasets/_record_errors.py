@@ -38,7 +38,10 @@ class Skipped:
 
     def __str__(self) -> str:
         causes = ", ".join(f"{n:,} x {cause}" for cause, n in sorted(self.causes.items()))
-        return f"skipped: {causes or 'nothing'}; {len(self.documents):,} documents are not in the corpus"
+        number = len(self.documents)
+        documents = f"{number:,} document{' is' if number == 1 else 's are'} not in the corpus"
+        # if they only have no known word, no line was skipped
+        return documents if number and not causes else f"skipped: {causes or 'nothing'}; {documents}"
 
 
 class RecordErrors:

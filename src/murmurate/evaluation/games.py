@@ -265,7 +265,12 @@ def evaluate(
                 env_steps += len(games)
                 games = [game for game in games if game.number not in ended]
                 if time.monotonic() >= next_report:
-                    report(f"{len(ended)} of {episodes} games have ended, after {env_steps:,} env steps")
+                    # an environment without a time limit seems to hang here
+                    is_cut = not ended and max_steps is not None
+                    limit = f"; a game is cut after {max_steps:,} (--eval-max-env-steps)" if is_cut else ""
+                    report(
+                        f"{len(ended)} of {episodes} games have ended, after {env_steps:,} env steps{limit}"
+                    )
                     next_report = time.monotonic() + _REPORT_SECONDS
     finally:
         for game in games:

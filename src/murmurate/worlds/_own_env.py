@@ -23,7 +23,8 @@ PREFIX = "env:"
 UNNAMED = "unnamed:"
 # target -> (callable of this process, folder of its module)
 _callables: dict[str, tuple[Callable[..., Any], str]] = {}
-_VECTOR_ADVICE = "To make several at once, let it take their number: def {0}(num_envs)."
+_NOTHING_RETURNED = " Does the function return the environment that it makes?"
+_VECTOR_ADVICE = " To make several at once, let it take their number: def {0}(num_envs)."
 
 
 def target_of(function: Callable[..., Any]) -> tuple[str, str]:
@@ -136,7 +137,8 @@ def make(
     if not isinstance(env, gymnasium.Env):
         function_name = getattr(function, "__name__", "make_env")
         raise Refusal(
-            f"The world {name} is of type {type(env).__name__}, and it must be a gymnasium.Env. "
+            f"The world {name} is of type {type(env).__name__}, and it must be a gymnasium.Env."
+            + (_NOTHING_RETURNED if env is None else "")
             + (_VECTOR_ADVICE.format(function_name) if isinstance(env, gymnasium.vector.VectorEnv) else "")
         )
     for attribute in ("observation_space", "action_space"):

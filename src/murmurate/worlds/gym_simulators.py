@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,10 @@ from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
 
 _MEND = "Mend the environment"
+_EXPECTED = {  # of what gymnasium calls
+    "reset": ": reset takes seed= and options=, and returns (observation, info)",
+    "step": ": step returns (observation, reward, terminated, truncated, info)",
+}
 
 
 class _Failure(NamedTuple):
@@ -278,7 +283,10 @@ class GymSimulators:
         if isinstance(problem, errors.Refusal):  # of a constructor that raised
             problem = problem.__cause__ or problem
         what = f"{self._place(b)} raised {type(problem).__name__} in {call}: {problem}"
-        return _Failure(what, noted(problem), f"{_MEND}.")
+        where = noted(problem)
+        # outside of the environment's own code: it was called, or what it returned was read, in vain
+        is_misfit = not where and re.search("unpack|positional|keyword argument", str(problem))
+        return _Failure(what, where, f"{_MEND}{_EXPECTED.get(call, '') if is_misfit else ''}.")
 
     def _place(self, b: int) -> str:
         """Environment, simulator and step, for messages."""

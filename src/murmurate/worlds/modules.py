@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, did_you_mean
 
 FILE = "murmurate_file_"  # prefix of the names of modules that are loaded from files
 _loading: list[str] = []  # files and modules that are being executed, the innermost last
@@ -143,7 +143,11 @@ def attribute(module: ModuleType, path: str, purpose: str) -> Callable[..., Any]
     value = attribute_at(module, path)
     if not callable(value):
         place = getattr(module, "__file__", None) or module.__name__
-        raise Refusal(f"{purpose} needs the class or function '{path}', and there is none in {place}.")
+        known = [name for name, each in vars(module).items() if callable(each)]
+        raise Refusal(
+            f"{purpose} needs the class or function '{path}', and there is none in {place}."
+            f"{did_you_mean(path, known)}"
+        )
     function: Callable[..., Any] = value
     return function
 
