@@ -206,7 +206,9 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 _USAGE = {
-    "verb": (["trian"], "invalid choice: 'trian'"),
+    "verb": (["trian"], "'fpga'). Did you mean 'train'? See: murmurate --help"),
+    "verb like no other": (["x"], "'fpga'). See: murmurate --help"),
+    "shell": (["completion", "zhs"], "'zsh'). Did you mean 'zsh'? See: murmurate completion --help"),
     "option of another verb": (
         ["eval", "DIR", "--foo"],
         "eval has no option --foo. See: murmurate eval --help",

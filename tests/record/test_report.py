@@ -157,6 +157,14 @@ def test_one_replica_leaves_sections_out_and_says_why(tmp_path: Path) -> None:
     assert data_of(page)[0]["gradient_cosine"] is None
 
 
+def test_what_a_short_run_never_probed_names_the_option(tmp_path: Path) -> None:
+    none = frozenset({"disagreement", "distance_to_mean", "gradient_cosine"})
+    write_run(tmp_path / "run", seconds=60, dead=None, leave_out=none)
+    words = words_of(page_of(tmp_path / "run"))
+    assert "neither disagreement nor distance_to_mean (every --probe-every-updates" in words
+    assert "no cosines between gradients of two replicas (every --probe-every-updates" in words
+
+
 def test_several_replicas_without_staleness_have_peers_all_the_same(tmp_path: Path) -> None:
     write_run(tmp_path / "run", seconds=60, leave_out=frozenset({"staleness"}))
     words = words_of(page_of(tmp_path / "run"))

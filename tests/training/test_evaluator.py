@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium
 import pytest
 import torch
 
@@ -370,6 +371,20 @@ def test_a_video_shows_an_evaluated_game_in_its_own_time(
     assert frames == result["returns"][0]  # a reward of 1 for each step
     assert seconds == pytest.approx(frames / 50)  # CartPole's own rate
     assert (evaluated / "videos" / "frames.png").stat().st_size > 1_000
+
+
+def test_a_world_without_pictures_is_refused_before_its_games_are_played(
+    evaluated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+
+    def draw(*_: object) -> None:
+        raise gymnasium.error.DependencyNotInstalled("pygame")
+
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", draw)
+    monkeypatch.setattr("murmurate.training.evaluate.figures", lambda *_, **__: pytest.fail("played"))
+    assert main(["eval", str(evaluated), "--video"]) == 2
+    assert "needs the package pygame-ce, which is not installed" in capsys.readouterr().err
 
 
 def test_a_video_that_does_not_fit_on_the_disk_is_not_kept(

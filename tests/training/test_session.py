@@ -340,6 +340,7 @@ def test_resume_refuses_to_change_what_was_learned_with(
     before = content(run_folder)
     said = refused(capsys, "resume", run_folder, f"--{field}", value)
     assert "cannot change on resume" in said
+    assert f"--initial {run_folder} begins with what it has learned" in said
     assert content(run_folder) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import warnings
@@ -24,7 +25,7 @@ from murmurate.cli import (
 )
 from murmurate.cli.help import Misused, asks_for_help, show_help
 from murmurate.cli.terminal import escape_unknown_letters, outlive_terminal
-from murmurate.errors import DISK_FULL, Refusal, RunFailed, cause_of, printable
+from murmurate.errors import DISK_FULL, Refusal, RunFailed, cause_of, did_you_mean, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
 
@@ -39,7 +40,10 @@ class _Parser(argparse.ArgumentParser):
     """Reports errors as a Refusal in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        raise Misused(f"{message}. See: {self.prog} --help")
+        hint = ""
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            hint = did_you_mean(choice[1], choice[2].replace("'", "").split(", "))
+        raise Misused(f"{message}.{hint} See: {self.prog} --help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from murmurate.record.window_bound import window_bounds
 from murmurate.topology import topology
 
 DRAWN_COSINES = 32  # most replicas whose cosines are drawn
+_PROBED = " (every --probe-every-updates; 0: never)."
 _ROUNDING = 1e-6  # relative error of a recorded distance
 _MOST_BYTES = 256 * 2**20  # of a picture
 MOST_COSINES = 2048  # most replicas whose matrix of cosines is computed
@@ -29,7 +30,7 @@ def disagreement(group: RunGroup) -> Section:
     if run.replicas < 2:
         return Section(title, "One replica has no peers to disagree with.")
     if not run.has("disagreement") and not run.has("distance_to_mean"):
-        return Section(title, "The run recorded neither disagreement nor distance_to_mean.")
+        return Section(title, "The run recorded neither disagreement nor distance_to_mean" + _PROBED)
     svgs, keys = [], legend([group])
     indicator = epsilon_ball(run)
     if isinstance(indicator, Ball):
@@ -121,7 +122,7 @@ def gradients(run: RecordedRun) -> Section:
         return Section(title, "One replica has no other gradient to compare its own with.")
     cosines = mean_cosines(run)
     if cosines is None:
-        return Section(title, "The run recorded no cosines between gradients of two replicas.")
+        return Section(title, "The run recorded no cosines between gradients of two replicas" + _PROBED)
     peers, off_diagonal = _peers(run), ~np.eye(run.replicas, dtype=bool)
     mean = f"{np.nanmean(cosines[off_diagonal]):.3f}"
     if run.replicas > DRAWN_COSINES:

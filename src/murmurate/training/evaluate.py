@@ -130,6 +130,8 @@ def evaluate_folder(
     )
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
+    if video:  # what is wrong with the world is raised before its games are played, which may take long
+        next(_frames_of(run, folder.absolute(), learner, seed, sample), None)
     result = figures(
         run,
         checkpoint_folder,
@@ -165,12 +167,7 @@ def refuse_without_best(run: Run, folder: Path) -> None:
 def write_video(run: Run, folder: Path, learner: Any, target: Path, seed: int | None, sample: bool) -> None:
     """Write one game as an mp4 (H.264) to ``target``, and ``frames.png`` beside it; the others: see ``film``.
     Raises Refusal if the world cannot be drawn, RunFailed if the mp4 cannot be written."""
-    frames = film(run, folder, learner, seed, sample)
-    if frames is None:
-        cause = f"it learns from {run.unit}"
-        if run.evaluation.plays:
-            cause = f"its evaluation, {type(run.evaluation).__name__}, makes no video"
-        raise Refusal(f"{run.recipe} has no pictures: {cause}. Leave --video out.")
+    frames = _frames_of(run, folder, learner, seed, sample)
     first = next(frames, None)  # raises what is wrong with the world before anything is written
     target.parent.mkdir(exist_ok=True)
     world: Any = run.world  # of simulators, as it has pictures
@@ -181,6 +178,19 @@ def write_video(run: Run, folder: Path, learner: Any, target: Path, seed: int | 
             strip.add(frame)
         mp4.finish()
     strip.write(target.parent / "frames.png")
+
+
+def _frames_of(
+    run: Run, folder: Path, learner: Any, seed: int | None, sample: bool
+) -> Iterator[Picture | None]:
+    """See ``film``. Raises Refusal if the world cannot be drawn."""
+    frames = film(run, folder, learner, seed, sample)
+    if frames is None:
+        cause = f"it learns from {run.unit}"
+        if run.evaluation.plays:
+            cause = f"its evaluation, {type(run.evaluation).__name__}, makes no video"
+        raise Refusal(f"{run.recipe} has no pictures: {cause}. Leave --video out.")
+    return frames
 
 
 def film(

@@ -251,7 +251,7 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     if changed:
         raise Refusal(
             f"{' and '.join(changed)} cannot change on resume: what was learned so far depends on it. "
-            "Train anew: murmurate train, with --out."
+            f"Train anew: murmurate train, with --out; --initial {folder} begins with what it has learned."
         )
     # each replica saved at a different time, and the checkpoint was complete after the last of them
     counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
