@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import pickle
+from multiprocessing.forkserver import _forkserver
 
 import numpy as np
 import pytest
@@ -181,6 +182,7 @@ def test_it_ends_when_the_perplexity_stands_still(capsys):
 
 
 def test_passes_are_printed_as_they_end_by_one_replica_without_a_new_start(monkeypatch, capfd):
+    _forkserver._stop()  # one of an earlier test writes to what was the standard output then
     starts = []
     run = script.run
     monkeypatch.setattr(script, "run", lambda *args, **more: starts.append(1) or run(*args, **more))

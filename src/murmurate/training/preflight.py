@@ -37,7 +37,8 @@ def prepared(run: Run, launcher: Launcher) -> Run:
     # workers may have another working directory
     initial = None if run.initial is None else str(Path(run.initial).resolve())
     run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy), initial=initial)
-    _warn_of_bounds(run.world.spec(), preflight(run, launcher))
+    learner = preflight(run, launcher)
+    _warn_of_bounds(run.world.spec(), learner)
     _warn_of_statistics(run, try_once(run.world))
     warn_of_many_passes(run)
     warn_of_late_policy(run)
