@@ -77,7 +77,7 @@ class RolloutSourceConfig(SourceConfig):
             seed=derive_seed(run.seed, "source", context.rank),
             device=context.device,
             behaviour=requires.behaviour,
-            # with several replicas a stop is agreed on, or the others' steps go into what has been learned
+            # several replicas finish their rollouts: synchronous ones stop together, after a round
             pauses=run.replicas == 1 and not run.strategy.centre,
         )
 
