@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from murmurate.errors import Refusal
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.sources.simulator_groups import open_groups
-from murmurate.spec import Trajectory
+from murmurate.spec import Batch, Episode, Trajectory
 from murmurate.worlds.atari import AtariWorld
 from murmurate.worlds.gym import GymWorld
 from scripted import Counter, Line, Roulette, ScriptedSimulators, Watcher
@@ -222,6 +223,77 @@ def test_resuming_on_cartpole_is_bit_for_bit(double_buffer: bool) -> None:
         assert list(a.episodes) == list(b.episodes)
         ended += len(a.episodes)
     assert ended > 50
+
+
+class Noisy(Roulette):
+    """Also draws from torch's global generator, as Dropout does."""
+
+    def act(self, observation: Tensor, *others: Any, **options: Any) -> Any:
+        action = super().act(observation, *others, **options)
+        return action._replace(action=(action.action + (torch.rand(len(observation)) < 0.5)) % 2)
+
+
+@pytest.mark.parametrize("double_buffer", [False, True])
+def test_a_rollout_that_a_stop_ended_goes_on_bit_for_bit(double_buffer: bool) -> None:
+    def fresh() -> RolloutSource:
+        groups = open_groups(GymWorld("CartPole-v1", 25), 4, training=True, double_buffer=double_buffer)
+        return RolloutSource(groups, Noisy(2), steps=30, seed=1, pauses=True)
+
+    def batches(source: RolloutSource, first: int, count: int) -> Iterator[Batch]:
+        for number in range(first, first + count):
+            torch.manual_seed(number)  # as the training loop does
+            yield next(source)
+
+    whole = [(copied(b.data), list(b.episodes)) for b in batches(fresh(), 0, 4)]
+    stopped, episodes = fresh(), list[Episode]()
+    next(batches(stopped, 0, 1))
+    for steps in (13, 9):  # twice within one rollout
+        asked = itertools.count()
+        stopped.alive = lambda played, asked=asked, last=steps: next(asked) == last  # type: ignore[misc]
+        (pause,) = batches(stopped, 1, 1)
+        assert (pause.data, pause.env_steps) == (None, 4 * steps)
+        episodes += pause.episodes
+        saved = through_json(stopped.state())
+        stopped = fresh()
+        stopped.load(saved)
+        assert stopped.exact
+    (rest,) = batches(stopped, 1, 1)
+    assert rest.env_steps == 4 * (30 - 13 - 9)
+    found = [(copied(rest.data), episodes + list(rest.episodes))]
+    found += [(copied(b.data), list(b.episodes)) for b in batches(stopped, 2, 2)]
+    for (data, ended), (expected, expected_ended) in zip(found, whole[1:], strict=True):
+        assert same(data, expected)
+        assert ended == expected_ended
+
+
+def test_a_stop_keeps_recurrent_memory_and_final_observations() -> None:
+    script: list[list[Line]] = [[(1, ""), (2, "truncated"), (3, "")], [(4, "truncated"), (5, "")]]
+    whole = RolloutSource(groups_of(script, [1]), Counter(), steps=9, seed=0)
+    stopped = RolloutSource(groups_of(script, [1]), Counter(), steps=9, seed=0, pauses=True)
+    next(whole)
+    next(stopped)
+    asked = itertools.count()
+    stopped.alive = lambda played: next(asked) == 5
+    pause = next(stopped)
+    resumed = RolloutSource(groups_of(script, [1]), Counter(), steps=9, seed=5, pauses=True)
+    resumed.load(through_json(stopped.state()))
+    expected, rest = next(whole), next(resumed)
+    assert same(copied(expected.data), copied(rest.data))
+    assert [*pause.episodes, *rest.episodes] == list(expected.episodes)
+
+
+def test_who_cannot_be_saved_loses_the_steps_and_who_shall_not_pause_does_not() -> None:
+    script: list[list[Line]] = [[(1.0, "")] * 50] * 2
+    groups = groups_of(script, [1])
+    groups[1].savable = False
+    source = RolloutSource(groups, Counter(), steps=3, seed=0, pauses=True)
+    asked = itertools.count()
+    source.alive = lambda played: next(asked) == 2
+    assert next(source).env_steps == 4
+    assert "begun" not in source.state()
+    source = RolloutSource(groups_of(script, [1]), Counter(), steps=3, seed=0)
+    source.alive = lambda played: True
+    assert next(source).env_steps == 6
 
 
 def test_resuming_on_another_kind_of_device_draws_from_what_was_saved() -> None:

@@ -77,6 +77,8 @@ class RolloutSourceConfig(SourceConfig):
             seed=derive_seed(run.seed, "source", context.rank),
             device=context.device,
             behaviour=requires.behaviour,
+            # several replicas finish their rollouts: synchronous ones stop together, after a round
+            pauses=run.replicas == 1 and not run.strategy.centre,
         )
 
 
@@ -85,7 +87,9 @@ class RolloutSource:
 
     groups: opened simulators (see ``open_groups``), closed by ``close``. steps: T. device: device of the
     batches' tensors, which are reused: a batch is valid until the one after next is requested. seed: seed of
-    actions and simulators. behaviour: see ``spec.Rollouts``.
+    actions and simulators. behaviour: see ``spec.Rollouts``. pauses: whether a request to stop ends a rollout
+    before its last step. The next batch, also after ``state`` and ``load``, then continues it bit for bit if
+    the simulators can be saved; if not, its steps are lost.
 
     Raises ``ValueError`` for T < 1, no group, or groups of different worlds.
     """
@@ -99,16 +103,19 @@ class RolloutSource:
         device: torch.device | str = "cpu",
         *,
         behaviour: Shapes | None = None,
+        pauses: bool = False,
     ) -> None:
         if steps < 1:
             raise ValueError(f"rollouts need at least one step, got {steps}")
         self.policy = policy
-        self.alive: Callable[[int], bool] = lambda played: False  # a rollout is short: it does not stop early
-        self._steps, self._device = steps, torch.device(device)
+        self.alive: Callable[[int], bool] = lambda played: False
+        self._steps, self._device, self._pauses = steps, torch.device(device), pauses
         self._groups = SimulatorGroups(groups, policy, seed, self._device)
         spec, parts, shapes = self._groups.spec, self._groups.parts, dict(behaviour or {})
         self._buffers = [_RolloutBuffers(spec, steps, parts, self._device, shapes) for _ in range(2)]
         self._batches = 0
+        self._begun = 0  # steps of the next batch that were made before a pause, and are in its buffers
+        self._generators: list[Tensor] = []  # states of torch's global generators at the pause
         self._observation: Tensor | None = None  # the observation to act on next; None before the start
 
     @property
@@ -122,21 +129,28 @@ class RolloutSource:
     def __next__(self) -> Batch:
         observation, groups = self._current_observation(), self._groups
         buffers = self._buffers[self._batches % 2]
-        buffers.begin(observation, groups.first, groups.joined_memory())
+        if (begun := self._begun) > 0:
+            self._set_global_generators()
+        else:
+            buffers.begin(observation, groups.first, groups.joined_memory())
         episodes: list[Episode] = []
-        for t in range(self._steps + 1):
-            self.alive(0)
+        for t in range(begun, self._steps + 1):
+            is_pause = self.alive(0) and self._pauses and t < self._steps
             for g, group in enumerate(groups.groups):
-                if t > 0:
+                if t > begun:
                     step = group.receive()
                     groups.note(step.restarts)
                     episodes += buffers.put(t, g, step)
-                if t < self._steps:
+                if t < self._steps and not is_pause:
                     group.send(self._act(buffers, t, g))
+            if is_pause:
+                self._pause(buffers, t)
+                return Batch(None, (t - begun) * groups.size, episodes)
+        self._begun = 0
         self._observation = buffers.observation[self._steps]
         groups.first = buffers.first[self._steps]
         self._batches += 1
-        return Batch(buffers.trajectory(), self._steps * groups.size, episodes)
+        return Batch(buffers.trajectory(), (self._steps - begun) * groups.size, episodes)
 
     def fields(self) -> dict[str, Any]:
         return self._groups.fields()
@@ -146,14 +160,22 @@ class RolloutSource:
 
     def state(self) -> dict[str, Any]:
         """Call it between two batches only."""
-        return {"batches": self._batches, **self._groups.state(self._current_observation())}
+        state = {"batches": self._batches, **self._groups.state(self._current_observation())}
+        if self._begun:
+            rows = self._buffers[self._batches % 2].state(self._begun)
+            state["begun"] = {"steps": self._begun, "generators": self._generators, "buffers": rows}
+        return state
 
     def load(self, state: dict[str, Any]) -> None:
         self._batches = state["batches"]
         self._observation = self._joined(self._groups.load(state, self._batches))
+        begun = state.get("begun", {"steps": 0, "generators": []})
+        self._begun, self._generators = begun["steps"], begun["generators"]
+        if self._begun:
+            self._buffers[self._batches % 2].load(begun["buffers"])
 
     def fresh_start(self, batches: int) -> None:
-        self._batches = batches
+        self._batches, self._begun = batches, 0
         self._observation = self._joined(self._groups.fresh_start(batches))
 
     def close(self) -> None:
@@ -166,6 +188,21 @@ class RolloutSource:
 
     def _joined(self, observations: list[Tensor]) -> Tensor:
         return torch.cat(observations).to(self._device)
+
+    def _pause(self, buffers: _RolloutBuffers, steps: int) -> None:
+        """End the rollout, of which so many steps were made."""
+        self._observation = buffers.observation[steps].clone()
+        self._groups.first = buffers.first[steps].clone()
+        self._begun = steps if self._groups.exact else 0
+        self._generators = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            self._generators.append(torch.cuda.get_rng_state(self._device))
+
+    def _set_global_generators(self) -> None:
+        """As at the pause: the training loop has seeded them for the whole batch."""
+        torch.set_rng_state(self._generators[0])
+        if self._device.type == "cuda" and len(self._generators) > 1:
+            torch.cuda.set_rng_state(self._generators[1], self._device)
 
     def _act(self, buffers: _RolloutBuffers, t: int, g: int) -> Tensor:
         """Act in step t for group g, and record the actions in ``buffers``."""
@@ -233,6 +270,15 @@ class _RolloutBuffers:
         }
         self._truncated_observations: list[Tensor] = []
         self._memory: Tensor | None = None
+        self._rows = {
+            "observation": self.observation,
+            "action": self.action,
+            "reward": self._reward,
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            "first": self.first,
+            **{f"behaviour.{name}": x for name, x in self._behaviour.items()},
+        }
         self.before = [
             [_Before(o[part], f[part], None if stage is None else stage[part]) for part in parts]
             for o, f in zip(self.observation, self.first, strict=True)
@@ -251,6 +297,22 @@ class _RolloutBuffers:
         self.first[0] = first
         self._memory = memory
         self._truncated_observations = []
+
+    def state(self, steps: int) -> dict[str, Any]:
+        """What was written in so many steps, fewer than all."""
+        final = self._truncated_observations
+        return {
+            "rows": {name: x[: steps + 1].cpu().clone() for name, x in self._rows.items()},
+            "truncated_observation": torch.cat(final) if final else None,
+            "memory": None if self._memory is None else self._memory.cpu().clone(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, rows in state["rows"].items():
+            self._rows[name][: len(rows)].copy_(rows)
+        final, memory = state["truncated_observation"], state["memory"]
+        self._truncated_observations = [] if final is None else [final]
+        self._memory = None if memory is None else memory.to(self._device)
 
     def put(self, t: int, g: int, step: TimeStep) -> list[Episode]:
         """Write the outcome of action t - 1 of group g; return the episodes that it ended."""
