@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,7 +138,7 @@ class Learner:
 
 def test_what_is_timed_apart_is_no_part_of_an_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [0.0]
-    monkeypatch.setattr(timers.time, "perf_counter", lambda: seconds[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])
     clock, learner = timers.Clock(), Learner()
 
     def taking(amount: float) -> Callable[[], None]:
@@ -204,7 +205,7 @@ def test_a_pilot_does_not_count_the_env_steps_before_the_first_fit(
 ) -> None:
     run = change(recipe("inverted-pendulum-mbpo"), [*SMALL], "")  # one env step for four batches
     ticks = itertools.count()
-    monkeypatch.setattr(timers.time, "perf_counter", lambda: float(next(ticks)))  # counts timed calls
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))  # counts timed calls
     monkeypatch.setattr(pilot, "prepare_process", lambda threads: None)  # settings of this whole process
     fabric: Any = SimpleNamespace(rank=0)
     found = pilot._timed(fabric, resolved(pilot_run(run)), 0.1, str(tmp_path))

@@ -68,7 +68,8 @@ class PolicySettings:
 
 
 class PlannedFits:
-    """What the config of an agent with a ``model`` tells ``murmurate plan``."""
+    """What the config of an agent with a ``model`` tells ``murmurate plan``, which refuses one without these
+    methods."""
 
     model: ModelConfig
 

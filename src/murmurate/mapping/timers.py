@@ -148,7 +148,7 @@ def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]])
     for name, owner, method in (("learn", learner, "learn"), ("act", learner, "act")):
         if hasattr(owner, method):
             setattr(owner, method, clock.timed(name, getattr(owner, method)))
-    sampler = getattr(source, "sampler", None)
+    sampler: Any = getattr(source, "sampler", None)
     if hasattr(sampler, "roll_out"):
         setattr(learner, "fit", clock.apart("fit", learner.fit, learner))  # noqa: B010
         sampler.roll_out = clock.apart("imagine", sampler.roll_out, learner)

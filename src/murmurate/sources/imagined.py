@@ -200,7 +200,7 @@ class ImaginedSourceConfig(SourceConfig):
     def mean_transitions(self, run: RunView) -> float:
         """Number of real transitions that a learner has at a fit, the mean over the run; at the first fit, if
         the run's env steps are not planned."""
-        first = max(self.learning_starts, run.learner.requires.batch)
+        first = max(self.learning_starts, int(run.learner.requires.batch))
         last = 0.0 if run.env_steps is None else run.env_steps / run.replicas
         if last <= first:
             return float(min(first, self.capacity))
