@@ -17,7 +17,7 @@ def check_cycles(run: Run, hosts: int, check: bool) -> None:
     source: Any = run.source
     apart = f"{run.recipe} fits its model every {source.fit_every:,} env steps, and the rate of a few seconds"
     if check:
-        raise Refusal(f"{apart} says little: --check would compare it with that of the whole run.")
+        raise Refusal(f"{apart} says little of that of the whole run. Leave out --check.")
     if hosts > 1:
         raise Refusal(
             f"{apart} says little: several hosts are simulated for a few updates. Leave out --hosts."
