@@ -175,9 +175,9 @@ def test_a_profile_of_other_settings_is_refused(folder: Path, capsys: Capture) -
 
 
 def test_a_recipe_whose_batches_are_not_modelled_is_refused(capsys: Capture) -> None:
-    assert main(["plan", "hopper-mbpo"]) == 2
+    assert main(["plan", "cartpole-service-dqn"]) == 2
     message = capsys.readouterr().err
-    assert "hopper-mbpo learns from model, whose costs are not modelled" in message
+    assert "cartpole-service-dqn learns from transitions, whose costs are not modelled" in message
     assert "measuring" not in message
 
 

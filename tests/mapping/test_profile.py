@@ -61,8 +61,8 @@ def test_a_profile_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
 def test_a_profile_that_cannot_be_written_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, write = tmp_path / "p.json", Path.write_text
-    save(a_profile(), path)
+    path, write, profile = tmp_path / "p.json", Path.write_text, a_profile()
+    save(profile, path)
 
     def disk_full(self: Path, text: str) -> int:
         write(self, text[:100])
@@ -70,8 +70,8 @@ def test_a_profile_that_cannot_be_written_stays_as_it_was(
 
     monkeypatch.setattr(Path, "write_text", disk_full)
     with pytest.raises(OSError, match="No space"):
-        save(a_profile(), path)
-    assert load(path) == a_profile()
+        save(profile, path)
+    assert load(path) == profile
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -91,7 +91,7 @@ def made(config: ImaginedSourceConfig = CONFIG, learner: Any = None, seed: int =
 
 
 def sampler_of(source: ReplaySource) -> ImaginedSampler:
-    return source._sampler  # type: ignore[return-value]
+    return source.sampler  # type: ignore[return-value]
 
 
 def test_fits_rollouts_and_batches_have_their_numbers() -> None:

@@ -125,7 +125,7 @@ def test_weights_are_over_the_greatest_of_the_batch() -> None:
         spread += len(weights.unique()) > 1
         errors = 1.0 + 2.0 * (batch.keys % 2)
         batch.feedback(torch.where(batch.keys == 0, 1e-9, errors))
-    replay = made._sampler.replay
+    replay = made.sampler.replay
     assert replay.sampler.mass[1] < 1e-3, "the one is still there"
     # a third of the error, to the power of alpha times beta: what is left of the weights without that one
     assert min(smallest[100:]) == pytest.approx(3**-0.3, rel=1e-3)

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -36,6 +36,7 @@ from murmurate.spec import derive_generator, derive_seed, restore_generator
 # one or two steps long, after five of which the model would have learned nothing.
 _LEAST_STEPS = 20
 _INTERRUPTED_EVERY = 16  # batches between calls of ``interrupted``
+_NEARLY_ONE = 1 - 1e-6
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,17 @@ class ModelConfig:
         """The weight decay of each layer."""
         shares = [0.25, 0.5] + [0.75] * self.layers
         return [self.weight_decay * share for share in [*shares[: self.layers], 1.0]]
+
+    def fit_steps(self, transitions: float) -> float:
+        """Gradient steps of a fit to so many transitions, for a plan, which cannot know them: it assumes that
+        the last improvement comes after as many epochs as then pass without one."""
+        held_out = max(1.0, min(transitions * self.held_out, self.held_out_most))
+        steps = max(1.0, (transitions - held_out) // self.batch)
+        return 2 * self.patience * short_epochs(steps) * steps
+
+    def with_short_fits(self) -> ModelConfig:
+        """This config for a measurement of gradient steps: no epoch but the first counts as improved."""
+        return replace(self, patience=1, improvement=_NEARLY_ONE)
 
 
 class DynamicsModel:
@@ -228,6 +240,11 @@ def load_generator(generator: torch.Generator, saved: Any, context: Context) -> 
         generator.manual_seed(derive_seed(seed, "of a peer", context.rank))
 
 
+def short_epochs(steps: float) -> int:
+    """How many epochs of so many gradient steps count as one in the patience."""
+    return max(1, math.ceil(_LEAST_STEPS / steps))
+
+
 class EarlyStopping:
     """Remembers each member's parameters at its least held-out error. least: [E], the least errors."""
 
@@ -246,8 +263,7 @@ class EarlyStopping:
         for best, parameter in zip(self._best, self._parameters, strict=True):
             best[improved] = parameter[improved]
         self._epochs_without_improvement = 0 if improved.any() else self._epochs_without_improvement + 1
-        short_epochs = max(1, math.ceil(_LEAST_STEPS / steps))
-        return self._epochs_without_improvement >= self.config.patience * short_epochs
+        return self._epochs_without_improvement >= self.config.patience * short_epochs(steps)
 
     @torch.no_grad()
     def restore(self) -> None:

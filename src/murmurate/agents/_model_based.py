@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,6 +65,21 @@ class PolicySettings:
     name: ClassVar[str] = "a model-based agent"
     normalize_observations: ClassVar[bool] = False
     network: ClassVar[str] = ""
+
+
+class PlannedFits:
+    """What the config of an agent with a ``model`` tells ``murmurate plan``, which refuses one without these
+    methods."""
+
+    model: ModelConfig
+
+    def fit_steps(self, transitions: float) -> float:
+        """Assumed gradient steps of a fit to so many transitions."""
+        return self.model.fit_steps(transitions)
+
+    def with_short_fits(self) -> Any:
+        """This config with fits of few gradient steps, each of which takes as long."""
+        return dataclasses.replace(self, model=self.model.with_short_fits())  # type: ignore[type-var]
 
 
 class WorldModel:

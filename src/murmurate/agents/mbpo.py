@@ -10,7 +10,7 @@ import torch
 
 from murmurate import plugins
 from murmurate.agents._dynamics import ModelConfig
-from murmurate.agents._model_based import ModelBasedAgent, PolicySettings
+from murmurate.agents._model_based import ModelBasedAgent, PlannedFits, PolicySettings
 from murmurate.nets.precision import resolve_precision
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Model
@@ -18,7 +18,7 @@ from murmurate.worlds.terminations import AUTO
 
 
 @dataclass(frozen=True)
-class MBPO(LearnerConfig):
+class MBPO(PlannedFits, LearnerConfig):
     """Hyper-parameters; the source has those for when the model is fitted and rolled out.
 
     policy: policy of soft actor-critic. model: the ensemble and its training.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from murmurate import plugins
 from murmurate.agents._dynamics import ModelConfig
-from murmurate.agents._model_based import ModelBasedAgent, PolicySettings
+from murmurate.agents._model_based import ModelBasedAgent, PlannedFits, PolicySettings
 from murmurate.agents.interface import Imagined
 from murmurate.losses.gaussian_nll import entropy_priority, gaussian_nll
 from murmurate.nets.batched_mlp import BatchedMLP
@@ -37,7 +37,7 @@ _LEAST_PRIORITY, _GREATEST_PRIORITY = 1e-4, 50.0  # as in the author's code
 
 
 @dataclass(frozen=True)
-class MEMR(LearnerConfig):
+class MEMR(PlannedFits, LearnerConfig):
     """Hyper-parameters; the source has alpha, beta, and those for when the model is fitted and rolled out.
 
     policy: policy of soft actor-critic. model: the ensemble and its training.

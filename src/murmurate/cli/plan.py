@@ -69,6 +69,7 @@ def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.mapping.assumed import assumption, check_cycles
     from murmurate.mapping.learning import check_returns
     from murmurate.mapping.pilot import pilot_run
     from murmurate.mapping.search import search
@@ -89,10 +90,13 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     run = change(recipe_run(options), rest, f"murmurate train {options.recipe}")
     run.validate()
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
+    check_cycles(run, options.hosts, options.check)
     if options.target is not None or objective == "time":
         check_returns(run)
     _check_outputs(options)
     profile = _profile(run, options, objective)
+    if (assumed := assumption(run)) is not None:
+        _say(assumed)
     candidates = search(run, profile, objective, options.hosts, _say)
     words = [_words(run, options.strategy, rest, each) for each in candidates]
     rates = _measured_rates(candidates) if options.check else {}

@@ -76,7 +76,7 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     # the exchange was measured among as many processes of one thread, which shared the cores already
     learners = threads * (run.replicas + run.strategy.centre)
     shared = max(1.0, learners / profile.cores) * _crowd(costs, learners, profile.cores)
-    seconds["exchange"] = _exchange(run, costs, profile) / shared
+    seconds["exchange"] = _exchange(run, shape, costs, profile) / shared
     learner_work = [
         n for n in (*PRIMITIVES, "exchange") if not actors or n == "exchange" or _is_learner_work(n)
     ]
@@ -148,8 +148,9 @@ def _batch_seconds(costs: RecipeCosts, shape: Shape, most: int, processes: int) 
     }
 
 
-def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
-    """Seconds that the strategy adds to the updates from one batch of a replica."""
+def _exchange(run: Run, shape: Shape, costs: RecipeCosts, profile: DeviceProfile) -> float:
+    """Seconds that the strategy adds to the updates from one batch of a replica, and to those of a model for
+    each batch."""
     if run.replicas == 1:
         return 0.0
     name = exchange_key(run.strategy, run.replicas)
@@ -158,6 +159,8 @@ def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
         raise NotMeasured(f"the exchange of {run.strategy.name} among {run.replicas} replicas")
     whole = [(costs.parameters, float(run.learner.updates(1)))]
     vectors = costs.vectors or whole  # profiles before 2026-11-27 do not tell vectors apart
+    for primitive, within in costs.vectors_within.items():
+        vectors = vectors + [(size, shape.calls(primitive) * updates) for size, updates in within]
     rounds = period_of(with_usual_period(run.strategy)) / period_of(run.strategy)  # for each measured one
     return rounds * sum(updates * line.seconds(size) for size, updates in vectors)
 

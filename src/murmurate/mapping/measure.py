@@ -139,6 +139,7 @@ def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> R
         crowded=max(1.0, shared / (2 * all_busy)),
         background=pilots[0].background,
         vectors=pilots[0].vectors,
+        vectors_within=pilots[0].vectors_within,
     )
     profile.recipes[key(run)] = costs
     profile.renew()

@@ -22,6 +22,7 @@ _POSITIONS = {  # (column, row) of each primitive in the picture of the graph
     "simulate": (0, 0), "act": (0, 1), "insert": (1, 0), "sample": (1, 1), "gather": (2, 1),
     "forward": (3, 1), "backward": (4, 1), "update": (4, 0), "priority": (2, 0), "exchange": (5, 0),
     "collect": (2, 1),  # in the graph of examples, which has no ``gather``
+    "fit": (2, 0), "imagine": (1, 1),  # in the graph of models, which has neither ``priority`` nor ``sample``
 }  # fmt: skip
 _SHOWN = 12  # candidates in the table
 _SHORTEST_SECONDS = 1e-7  # primitives that take less are left out

@@ -19,8 +19,8 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.role import prepare_process
 from murmurate.launch.together import run_together
-from murmurate.mapping.primitives import MODELLED, PER_STEP, PRIMITIVES, shape_of
-from murmurate.mapping.timers import Clock, TimedWorld, attach
+from murmurate.mapping.primitives import OF_MODEL, PER_STEP, PRIMITIVES, is_modelled, shape_of
+from murmurate.mapping.timers import Clock, ModelCalls, TimedWorld, attach
 from murmurate.strategies.solo import Solo
 from murmurate.training.loop import TrainingLoop
 from murmurate.training.preflight import resolved
@@ -34,6 +34,7 @@ _WARM_UP_SHARE = 0.3
 _FEW_TRANSITIONS = 2_000  # transitions in the replay when learning begins
 _IMAGES_ON_DEVICE = 50_000
 _STEPS_OF_A_TURN = 8  # of each simulator, where collecting and learning alternate
+_BATCHES_OF_A_FIT = 16  # between two fits of a model, which are timed by themselves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Pilot:
     simulators, rows: numbers of simulators and rows of a batch. seconds: seconds of one call of each
     primitive, in each of several windows. iteration: seconds of an iteration in each window. deviation: the
     standard deviation of the seconds of single iterations. background: share of the primitive ``simulate``'s
-    time in which the loop waited for the threads or processes that step the simulators. vectors: see
-    ``RecipeCosts``.
+    time in which the loop waited for the threads or processes that step the simulators. vectors,
+    vectors_within: see ``RecipeCosts``.
     """
 
     simulators: int
@@ -54,6 +55,7 @@ class Pilot:
     deviation: float
     background: float = 0.0
     vectors: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    vectors_within: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
 
 
 def steady(run: Run) -> Run:
@@ -110,19 +112,24 @@ def _in_short_turns(source: Any, sequence: int) -> Any:
 def pilot_run(run: Run) -> Run:
     """``steady(run)`` with one replica, and without actor processes and double buffering.
 
-    Raises Refusal if the costs of the run's source are not modelled, or its replicas have parts.
+    A model is fitted and rolled out often there, in a short time each: to few transitions, for few gradient
+    steps, and for one step. Raises Refusal if the run's costs are not modelled, or its replicas have parts.
     """
     if math.prod(run.grid) > 1:
         raise Refusal("processes for the parts of a replica are not modelled: leave out --parts.")
-    if type(run.source).__name__ not in MODELLED:
+    if not is_modelled(run):
         raise Refusal(
             f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled. A plan is "
-            "made for recipes that learn from rollouts, trajectories, sequences, examples or a replay of "
-            "their own."
+            "made for recipes that learn from rollouts, trajectories, sequences, examples, a replay of their "
+            "own, or a model that tells how long its fits are (mbpo, memr)."
         )
     found = steady(run)
-    source = _with_few_images(in_one_process(found.source))
-    return dataclasses.replace(found, source=source, strategy=Solo(), replicas=1)
+    learner: Any = found.learner
+    source: Any = _with_few_images(in_one_process(found.source))
+    if learner.requires.kind == "model":
+        learner = learner.with_short_fits()
+        source = source.with_short_rounds(_BATCHES_OF_A_FIT, _FEW_TRANSITIONS)
+    return dataclasses.replace(found, learner=learner, source=source, strategy=Solo(), replicas=1)
 
 
 def sizes(run: Run) -> list[Run]:
@@ -189,13 +196,15 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     with tempfile.TemporaryDirectory(prefix="murmurate-pilot-") as folder:
         timings = run_together(busy, _timed, run, seconds, folder)
     found = [timing.iterations for timing in timings]
-    turn = getattr(run.source, "minibatches", 1)  # the pilot's iterations are means of as many
+    turn = _turn(run)  # the pilot's iterations are means of as many
     if min(map(len, found)) < _LEAST_ITERATIONS:
         remedy = "fewer --simulators, or shorter rollouts"
         if not hasattr(run.source, "simulators"):
             remedy = "a smaller --agent.batch"
         elif turn > 1:
             remedy = "fewer --minibatches, or a smaller --agent.batch"
+        if hasattr(run.source, "rollouts"):
+            remedy = "fewer --rollouts.starts, or a smaller --agent.model.hidden"
         raise Refusal(
             f"{run.recipe} made too few batches in {_LONGEST_SECONDS:g} s to measure them. Use {remedy}."
         )
@@ -208,6 +217,8 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
         name: [float(np.mean([windows[0][name][w] for windows in per_window])) for w in range(count)]
         for name in names
     }
+    of_model = timings[0].of_model
+    calls |= {name: [s for each in timings for s in each.of_model[name].seconds] for name in of_model}
     total = [float(np.mean([windows[1][w] for windows in per_window])) for w in range(count)]
     deviation = math.sqrt(turn) * float(np.mean([windows[2] for windows in per_window]))
     waited, simulated = (
@@ -216,7 +227,25 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     )
     background = waited / simulated if simulated else 0.0
     vectors = timings[0].vectors
-    return Pilot(shape.simulators, shape.rows, calls, total, deviation, background, vectors)
+    within = {name: found.vectors for name, found in of_model.items()}
+    return Pilot(
+        shape.simulators,
+        shape.rows,
+        calls,
+        total,
+        deviation,
+        background,
+        vectors,
+        within,
+    )
+
+
+def _turn(run: Run) -> int:
+    """Number of batches between two env steps, for those sources whose pilots alternate between many batches
+    and env steps."""
+    if run.learner.requires.kind == "model":
+        return run.source.batches_at_once(run)
+    return int(getattr(run.source, "minibatches", 1))
 
 
 def _windows(
@@ -236,10 +265,12 @@ def _windows(
 
 
 class _Timing(NamedTuple):
-    """iterations: the seconds of each by primitive. vectors: see ``RecipeCosts``."""
+    """iterations: the seconds of each by primitive. vectors: see ``RecipeCosts``. of_model: the calls of each
+    primitive ``OF_MODEL``."""
 
     iterations: list[dict[str, float]]
     vectors: list[tuple[int, float]]
+    of_model: dict[str, ModelCalls]
 
 
 def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
@@ -255,8 +286,8 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     own_folder = Path(folder) / str(fabric.rank)
     (own_folder / "checkpoints").mkdir(parents=True)
     began: list[float] = []
-    turn = getattr(run.source, "minibatches", 1)  # batches from one collection of env steps
-    least = max(_ENOUGH_ITERATIONS, _WINDOWS * turn)
+    turn = _turn(run)
+    least = max(_ENOUGH_ITERATIONS, (1 + _WINDOWS) * turn)  # the first turn is warm-up
 
     def between_steps() -> None:
         if not iterations:
@@ -276,9 +307,13 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     loop.run_to_end()
     memory_file.close()
     warm_up = min(len(iterations) // 2, max(1, int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(iterations))))
-    kept = _of_turns(iterations[warm_up - warm_up % turn :], turn)
-    vectors = [(len(replica), replica.clock / loop.batches) for replica in loop.learner.replicas.values()]
-    return _Timing(kept, vectors)
+    kept = _of_turns(iterations[math.ceil(warm_up / turn) * turn :], turn)
+    of_model = {name: ModelCalls.of(name, clock.calls[name]) for name in OF_MODEL if clock.calls[name]}
+    vectors = {}
+    for name, replica in loop.learner.replicas.items():
+        elsewhere = sum(call.updates[name] for calls in clock.calls.values() for call in calls)
+        vectors[name] = len(replica), (replica.clock - elsewhere) / loop.batches
+    return _Timing(kept, list(vectors.values()), of_model)
 
 
 def _of_turns(iterations: list[dict[str, float]], turn: int) -> list[dict[str, float]]:

@@ -50,10 +50,14 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("update", "none", "learner", "clipping and optimizer step"),
         Primitive("priority", "batch", "learner", "writing the new priorities of a batch"),
         Primitive("loop", "none", "learner", "counting, recording and heartbeats of an iteration"),
+        Primitive("fit", "none", "learner", "a gradient step of a model, with its share of the fit's rest"),
+        Primitive("imagine", "none", "learner", "one step of all rollouts of a round, and storing it"),
     )
 }
-# primitives that run once for each step of the simulators; all others run once for each batch
+# primitives that run once for each step of the simulators
 PER_STEP = ("act", "simulate", "collect", "insert")
+# primitives of a model, which run after many batches, often; all others run once for each batch
+OF_MODEL = ("fit", "imagine")
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,16 @@ class Shape:
     simulators: number of simulators of a learner; for a learner of examples, which are read once for each
     batch, their number in a batch. groups: number of actor processes, or of halves of a double buffer, that
     they are divided into. steps: number of steps of all simulators for each batch. rows: the batch's size.
-    env_steps: env steps for each batch.
+    env_steps: env steps for each batch. fit_steps, rollout_steps: gradient steps of the model, and steps of
+    its rounds of rollouts, for each batch.
     """
 
     simulators: int
     groups: int
     steps: float
     rows: int
+    fit_steps: float = 0.0
+    rollout_steps: float = 0.0
 
     @property
     def env_steps(self) -> float:
@@ -84,17 +91,18 @@ class Shape:
 
     def calls(self, primitive: str) -> float:
         """How often a primitive runs for each batch of a learner, over all its groups."""
-        return self.steps * self.groups if primitive in PER_STEP else 1.0
+        of_model = {"fit": self.fit_steps, "imagine": self.rollout_steps}
+        return self.steps * self.groups if primitive in PER_STEP else of_model.get(primitive, 1.0)
 
 
 def shape_of(run: Run) -> Shape | None:
-    """The shape of ``run``'s batches; None if its source is not modelled: see ``MODELLED``."""
+    """The shape of ``run``'s batches; None if they are not modelled."""
     source: Any = run.source
     requires: Any = run.learner.requires
     simulators = getattr(source, "simulators", 0)
     actors = getattr(source, "actors", 0)
     groups = actors or (2 if getattr(source, "double_buffer", False) else 1)
-    if type(source).__name__ not in MODELLED:
+    if not is_modelled(run):
         return None
     if requires.kind == "examples":
         return Shape(requires.batch, 1, 1.0, requires.batch)
@@ -103,6 +111,12 @@ def shape_of(run: Run) -> Shape | None:
         return Shape(simulators, groups, batch / (ratio * simulators), batch)
     if requires.kind == "sequences":
         return Shape(simulators, groups, source.steps / source.minibatches, requires.batch)
+    if requires.kind == "model":
+        learner: Any = run.learner
+        steps = 1 / (source.updates_per_step * simulators)
+        fit_steps = learner.fit_steps(source.mean_transitions(run)) / source.fit_batches
+        rollout_steps = source.mean_length(run) / source.rollout_batches
+        return Shape(simulators, groups, steps, requires.batch, fit_steps, rollout_steps)
     columns = getattr(source, "columns", simulators)  # simulators whose steps make one batch
     rows = columns * requires.steps
     return Shape(simulators, groups, rows / simulators, rows)
@@ -116,10 +130,17 @@ def records_of(run: Run, shape: Shape) -> float:
 
 
 # sources whose work consists of the primitives above
-MODELLED = (
+_MODELLED = (
     *("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig", "SequenceSourceConfig"),
-    *("ImageSourceConfig", "ExampleSourceConfig"),
+    *("ImageSourceConfig", "ExampleSourceConfig", "ImaginedSourceConfig"),
 )
+
+
+def is_modelled(run: Run) -> bool:
+    """Whether the work of ``run`` consists of the primitives above. An agent with a model must tell how long
+    its fits are."""
+    tells = run.learner.requires.kind != "model" or hasattr(run.learner, "fit_steps")
+    return tells and type(run.source).__name__ in _MODELLED
 
 
 def producers(run: Run) -> int:
@@ -187,6 +208,14 @@ def edges(run: Run, parameters: int) -> Iterator[Edge]:
         observations = 1 + (requires.steps if requires.every else 1)  # that after the last step, too
         yield Edge("simulate", "insert", shape.env_steps * step)
         row = observations * observation + requires.steps * (step - observation)
+        yield Edge("gather", "forward", float(row * shape.rows))
+    elif requires.kind == "model":
+        source = run.source
+        row = 2 * observation + action + 2 * FLOAT_BYTES
+        yield Edge("simulate", "insert", shape.env_steps * step)
+        yield Edge("insert", "fit", 0.0)  # the same rows in every epoch
+        yield Edge("fit", "imagine", 0.0)
+        yield Edge("imagine", "gather", float(row * source.rollouts.starts * shape.rollout_steps))
         yield Edge("gather", "forward", float(row * shape.rows))
     else:
         yield Edge("simulate", "forward", shape.env_steps * step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from murmurate.errors import Refusal, cause_of
 from murmurate.mapping.learning import Learning, digest
 from murmurate.mapping.lines import Line
-from murmurate.mapping.primitives import PRIMITIVES, shape_of
+from murmurate.mapping.primitives import OF_MODEL, PRIMITIVES, shape_of
 from murmurate.record.stored import UNSOUND, output
 from murmurate.training.host import hardware, versions
 from murmurate.training.run import Run
@@ -35,7 +36,8 @@ class RecipeCosts:
     learner; in profiles before 2026-11-29 for all records of a batch, which are one or two. crowded: the
     factor by which all cores together compute less if two processes share each. background: share of the
     simulators' steps that native threads make. vectors: (number of parameters, updates per batch) of each of
-    the learner's vectors, which are exchanged separately.
+    the learner's vectors, which are exchanged separately. vectors_within: (number of parameters, updates per
+    call) of the vectors that make updates within a primitive, by its name.
     """
 
     lines: dict[str, Line]
@@ -48,6 +50,7 @@ class RecipeCosts:
     crowded: float = 1.0
     background: float = 0.0
     vectors: list[tuple[int, float]] = field(default_factory=list)
+    vectors_within: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -105,16 +108,19 @@ class DeviceProfile:
 
 def key(run: Run) -> str:
     """Identifies what a recipe's costs depend on besides sizes: its world, its learner without
-    ``_FREE_FIELDS``, its placement, where and how its replay stores and draws, and how its images are
-    changed."""
+    ``_FREE_FIELDS``, its placement, where and how its replay stores and draws, how its images are changed,
+    and from how many states, and how drawn, its model is rolled out."""
     learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE_FIELDS}
     replay: Any = getattr(run.source, "replay", None)
     if replay is not None:
         stored = {name: getattr(replay, name) for name in ("images", "manager", "segments", "segment_draws")}
         replay = stored | {"in_files": bool(replay.folder), "uniform": not (replay.alpha or replay.alpha_end)}
     parts = [plain(run.world), learner, plain(run.placement), replay]
-    if hasattr(run.source, "augment"):
-        parts.append(plain(run.source.augment))
+    source: Any = run.source
+    if hasattr(source, "augment"):
+        parts.append(plain(source.augment))
+    if hasattr(source, "rollouts"):
+        parts.append([source.rollouts.starts, source.real_share, source.rollouts.alpha > 0])
     return f"{run.world.name} {run.learner.name} {digest(parts)}"
 
 
@@ -177,10 +183,16 @@ def load(path: Path) -> DeviceProfile:
                 float(costs["crowded"]),
                 float(costs.get("background", 0.0)),  # profiles before 2026-11-25 lack it
                 # profiles before 2026-11-27 lack them
-                [(int(size), float(updates)) for size, updates in costs.get("vectors", ())],
+                _vectors(costs.get("vectors", ())),
+                # nor do those before 2026-11-30 know models
+                {primitive: _vectors(own) for primitive, own in costs.get("vectors_within", {}).items()},
             )
             for name, costs in stored.pop("recipes").items()
         }
+        for costs in recipes.values():
+            if costs.lines and not costs.lines.keys() & OF_MODEL:  # profiles before 2026-11-30 lack them
+                costs.lines |= dict.fromkeys(OF_MODEL, Line(0.0, 0.0, (0.0, 0.0), (0.0, 0.0), (0, 0), 0.0))
+                costs.busy |= dict.fromkeys(OF_MODEL, 1.0)
         if any(not set(costs.lines) <= set(PRIMITIVES) or not costs.lines for costs in recipes.values()):
             raise ValueError("other primitives")
         if any(set(costs.busy) != set(costs.lines) for costs in recipes.values()):
@@ -207,6 +219,10 @@ def load(path: Path) -> DeviceProfile:
             "murmurate plan RECIPE --profile; or name another with --on."
         ) from error
     return profile
+
+
+def _vectors(stored: Iterable[Any]) -> list[tuple[int, float]]:
+    return [(int(size), float(updates)) for size, updates in stored]
 
 
 def _line(stored: dict[str, Any]) -> Line:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from murmurate.mapping.primitives import OF_MODEL
 from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.learner import Learner
 from murmurate.spec import TimeStep
 from murmurate.training.loop import TrainingLoop
 
@@ -17,11 +19,41 @@ from murmurate.training.loop import TrainingLoop
 _WITHIN_SOURCE = ("act", "simulate", "insert", "sample", "gather")
 
 
+class Call(NamedTuple):
+    """A call of a function that is timed by itself. updates, sizes: how many updates each vector of the
+    learner made in it, and how many parameters it has, by the vector's name."""
+
+    seconds: float
+    updates: dict[str, int]
+    sizes: dict[str, int]
+
+
+class ModelCalls(NamedTuple):
+    """Calls of a primitive of a model. seconds: of each. vectors: (number of parameters, updates in a call)
+    of each vector that makes updates in them."""
+
+    seconds: list[float]
+    vectors: list[tuple[int, float]]
+
+    @classmethod
+    def of(cls, primitive: str, calls: Sequence[Call]) -> ModelCalls:
+        """From timed calls: a fit is as many calls of the primitive as it has gradient steps."""
+        kept = calls[1:] or calls  # the first is slower than those that follow, as its memory is new
+        parts = [max(call.updates.values()) if primitive == "fit" else 1 for call in kept]
+        updates = {name: sum(call.updates[name] for call in kept) / sum(parts) for name in kept[0].sizes}
+        vectors = [(size, updates[name]) for name, size in kept[0].sizes.items() if updates[name]]
+        return cls([call.seconds / n for call, n in zip(kept, parts, strict=True)], vectors)
+
+
 class Clock:
-    """Adds up the seconds spent in named functions; ``taken`` returns the sums and resets them."""
+    """Adds up the seconds spent in named functions; ``taken`` returns the sums and resets them.
+
+    calls: what was timed ``apart``, by name.
+    """
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self.calls: defaultdict[str, list[Call]] = defaultdict(list)
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         seconds, now = self._seconds, time.perf_counter
@@ -46,10 +78,35 @@ class Clock:
 
         return call
 
+    def apart(self, name: str, function: Callable[..., Any], learner: Learner) -> Callable[..., Any]:
+        """As ``timed``, but keeps each call, in ``calls``; of its seconds, and of those of functions that it
+        calls, only the sum ``apart`` is kept. One that returns False was interrupted, and does not count."""
+        seconds, now = self._seconds, time.perf_counter
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            before, clocks = dict(seconds), _clocks(learner)
+            began = now()
+            result = function(*arguments, **options)
+            spent = now() - began
+            seconds.clear()
+            seconds.update(before)
+            seconds["apart"] += spent
+            if result is not False:
+                updates = {vector: clock - clocks[vector] for vector, clock in _clocks(learner).items()}
+                sizes = {vector: len(replica) for vector, replica in learner.replicas.items()}
+                self.calls[name].append(Call(spent, updates, sizes))
+            return result
+
+        return call
+
     def taken(self) -> dict[str, float]:
         seconds = dict(self._seconds)
         self._seconds.clear()
         return seconds
+
+
+def _clocks(learner: Learner) -> dict[str, int]:
+    return {name: replica.clock for name, replica in learner.replicas.items()}
 
 
 class TimedWorld:
@@ -86,11 +143,19 @@ class _TimedSimulators:
 
 def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]]) -> None:
     """Make ``loop`` append the seconds of each iteration to ``iterations``: by primitive, and ``total``."""
-    learner, source = loop.learner, loop.source
+    learner: Any = loop.learner
+    source: Any = loop.source
     for name, owner, method in (("learn", learner, "learn"), ("act", learner, "act")):
         if hasattr(owner, method):
             setattr(owner, method, clock.timed(name, getattr(owner, method)))
-    if (replay := getattr(source, "replay", None)) is not None:
+    sampler: Any = getattr(source, "sampler", None)
+    if hasattr(sampler, "roll_out"):
+        setattr(learner, "fit", clock.apart("fit", learner.fit, learner))  # noqa: B010
+        sampler.roll_out = clock.apart("imagine", sampler.roll_out, learner)
+        # inserting may compute priorities, and a batch is drawn from two replays
+        sampler.insert = clock.timed("insert", sampler.insert)
+        sampler.draw = clock.timed("gather", sampler.draw)
+    elif (replay := getattr(source, "replay", None)) is not None:
         methods = {"observe": "insert", "choose": "sample", "gather": "gather", "update": "priority"}
         if not hasattr(replay, "choose"):  # sequences are drawn and read in one call
             methods = {"observe": "insert", "draw": "gather"}
@@ -143,13 +208,17 @@ def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float
     ``update`` is the strategy's step, which for the single replica of a pilot has no exchange. Of learners
     that ``follow`` a gradient, ``forward`` contains its computation, and ``backward`` only a copy of it.
     ``wait`` is the part of ``simulate`` in which this thread waited for others, which step the simulators.
+    What the source did ``apart`` is left out of all of them, and of the total: the primitives of a model, for
+    which stands 0.
     """
     found = {name: seconds.get(name, 0.0) for name in (*_WITHIN_SOURCE, "priority")}
-    collecting = seconds.get("next", 0.0)
+    total -= seconds.get("apart", 0.0)
+    collecting = seconds.get("next", 0.0) - seconds.get("apart", 0.0)
     found["collect"] = max(0.0, collecting - sum(seconds.get(name, 0.0) for name in _WITHIN_SOURCE))
     learn, descend, step = (seconds.get(name, 0.0) for name in ("learn", "descend", "step"))
     found["forward"] = max(0.0, learn - descend)
     found["backward"] = max(0.0, descend - step)
     found["update"] = step
     found["loop"] = max(0.0, total - collecting - learn - found["priority"])
+    found |= dict.fromkeys(OF_MODEL, 0.0)
     return {**found, "wait": seconds.get("wait", 0.0), "total": total}

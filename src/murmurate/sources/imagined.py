@@ -7,7 +7,8 @@ model is fitted and rolled out; the learner decides how (``agents.interface.Mode
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Annotated, Any, ClassVar, cast
 
 from murmurate.agents.interface import ModelAgent
@@ -26,6 +27,8 @@ from murmurate.sources.simulator_groups import (
 )
 from murmurate.spec import derive_seed
 from murmurate.worlds.interface import SimulatorWorld
+
+_LENGTH_POINTS = 200  # env steps at which the length of rollouts is looked at, for its mean
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,51 @@ class ImaginedSourceConfig(SourceConfig):
 
     def check_state(self, state: dict[str, Any]) -> None:
         check_saved_simulators(state, self.simulators)
+
+    # -- how often the model is fitted and rolled out ------------------------------------------------------
+
+    @property
+    def fit_batches(self) -> int:
+        """Number of batches between two fits."""
+        return max(1, round(self.fit_every * self.updates_per_step))
+
+    @property
+    def rollout_batches(self) -> int:
+        """Number of batches between two rounds of rollouts."""
+        return max(1, round(self.rollouts.every * self.updates_per_step))
+
+    def mean_transitions(self, run: RunView) -> float:
+        """Number of real transitions that a learner has at a fit, the mean over the run; at the first fit, if
+        the run's env steps are not planned."""
+        first = max(self.learning_starts, int(run.learner.requires.batch))
+        last = 0.0 if run.env_steps is None else run.env_steps / run.replicas
+        if last <= first:
+            return float(min(first, self.capacity))
+        least, most = min(first, self.capacity), min(last, self.capacity)
+        growing = (most - least) * (most + least) / 2
+        return (growing + (last - first - (most - least)) * self.capacity) / (last - first)
+
+    def mean_length(self, run: RunView) -> float:
+        """Steps of a rollout, the mean over the run; at first, if the run's env steps are not planned."""
+        rollouts = self.rollouts
+        if run.env_steps is None:
+            return float(rollouts.length)
+        env_steps = max(0.0, run.env_steps / run.replicas - self.learning_starts)
+        points = range(_LENGTH_POINTS)
+        return fmean(rollouts.length_after((k + 0.5) * env_steps / _LENGTH_POINTS) for k in points)
+
+    def with_short_rounds(self, batches: int, transitions: int) -> ImaginedSourceConfig:
+        """This config for a measurement: it fits the model for the first time to no more than ``transitions``
+        transitions, and then again after ``batches`` batches; its rollouts, of one step, are as frequent."""
+        per_step = min(self.updates_per_step, batches / 2)
+        every = max(1, round(batches / per_step))
+        return replace(
+            self,
+            learning_starts=min(self.learning_starts, transitions),
+            updates_per_step=per_step,
+            fit_every=every,
+            rollouts=replace(self.rollouts, every=every, length=1, length_end=1, kept=1),
+        )
 
     def open(self, context: SourceContext) -> Source:
         run, learner, rank = context.run, cast(ModelAgent, context.learner), context.rank

@@ -59,9 +59,6 @@ class ImaginedSampler:
         self.replay = self._new_replay(self._sampler, config.simulators)
         self._length = self.rollouts.length
         self.model_replay = self._new_model_replay()
-        per_step = config.updates_per_step
-        self._fit_every = max(1, round(config.fit_every * per_step))
-        self._roll_out_every = max(1, round(self.rollouts.every * per_step))
 
     def _new_sampler(self, slots: int, seed: int) -> Prioritized | Uniform:
         if self.requires.priorities:
@@ -114,18 +111,18 @@ class ImaginedSampler:
 
         env_steps, episodes: number of env steps, and ended episodes, since the last batch.
         """
-        if self.batches % self._fit_every == 0:
+        if self.batches % self.config.fit_batches == 0:
             transitions = {name: self.replay.rows.column(name)[: len(self.replay)] for name in _MODELLED}
             if not self._learner.fit(transitions, lambda: self.alive(env_steps)):
                 return Batch(None, env_steps, episodes)
-        is_due = self.batches % self._roll_out_every == 0
+        is_due = self.batches % self.config.rollout_batches == 0
         if is_due or not len(self.model_replay):
-            self._roll_out(is_due)
+            self.roll_out(is_due)
         self.batches += 1
         self._drawn_batches += 1
-        return Batch(on_device(self._draw(), self.device), env_steps, episodes)
+        return Batch(on_device(self.draw(), self.device), env_steps, episodes)
 
-    def _roll_out(self, is_due: bool) -> None:
+    def roll_out(self, is_due: bool) -> None:
         """Do a round of rollouts, from states of the real replay.
 
         is_due: whether all replicas do one now; otherwise only this one, as its model replay is empty.
@@ -158,7 +155,7 @@ class ImaginedSampler:
             numbers = torch.arange(start, min(start + self.rollouts.starts, old.inserted))
             self.model_replay.insert(old.rows.read(numbers % old.sampler.capacity), len(numbers))
 
-    def _draw(self) -> Sample:
+    def draw(self) -> Sample:
         real_count = int(self.requires.batch * self.config.real_share)
         imagined_count = self.requires.batch - real_count
         samples = []

@@ -220,19 +220,19 @@ class ReplaySource:
         self.alive: Callable[[int], bool] = lambda played: False
         self._groups = SimulatorGroups(groups, policy, seed, sampler.device, self.replay.restart)
         self._assign, self._random_env_steps = assign, random_env_steps
-        self._sampler, self._device = sampler, sampler.device
+        self.sampler, self._device = sampler, sampler.device
         # the current observations of each group; empty before the start
         self._observations: list[Tensor] = []
 
     @property
     def exact(self) -> bool:
         self._start()
-        if self._sampler.banks is not None:  # weights depend on when those of the other banks were read
+        if self.sampler.banks is not None:  # weights depend on when those of the other banks were read
             return False
-        return self._sampler.exact and self._groups.exact
+        return self.sampler.exact and self._groups.exact
 
     def fields(self) -> dict[str, Any]:
-        return {**self._sampler.fields(), **self._groups.fields()}
+        return {**self.sampler.fields(), **self._groups.fields()}
 
     def events(self) -> Sequence[tuple[str, str]]:
         return self._groups.events()
@@ -243,12 +243,12 @@ class ReplaySource:
     def __next__(self) -> Batch:
         self._start()
         played, episodes = 0, list[Episode]()
-        while not self._sampler.due:
+        while not self.sampler.due:
             if self.alive(played):
                 return Batch(None, played, episodes)
             episodes += self._step_all()
             played += self._groups.size
-        return self._sampler.next(played, episodes)
+        return self.sampler.next(played, episodes)
 
     def _step_all(self) -> list[Episode]:
         """One step of all simulators."""
@@ -258,12 +258,12 @@ class ReplaySource:
             groups.memory[g] = action.memory
             actions.append(action._replace(action=action.action.cpu()))
             group.send(actions[g].action)
-        self._sampler.before_steps()
+        self.sampler.before_steps()
         episodes = []
         for g, (group, part) in enumerate(zip(groups.groups, groups.parts, strict=True)):
             step = group.receive()
             groups.note(step.restarts)
-            self._sampler.insert(part.start, steps_of(self._observations[g], actions[g], step))
+            self.sampler.insert(part.start, steps_of(self._observations[g], actions[g], step))
             self._observations[g] = step.observation
             torch.logical_or(step.terminated, step.truncated, out=groups.first[part])
             episodes += [episode.numbered_from(part.start) for episode in step.episodes]
@@ -276,32 +276,32 @@ class ReplaySource:
         self._assign(part.start)
         with torch.no_grad():
             action = self.policy.act(observation, groups.memory[g], first, groups.generator)
-            if self._sampler.played < self._random_env_steps:
+            if self.sampler.played < self._random_env_steps:
                 random = random_actions(groups.spec, len(observation), groups.generator)
                 action = action._replace(action=random)
         return action
 
     def _start(self) -> None:
         if not self._observations:
-            self._observations = self._groups.start(self._sampler.batches)
+            self._observations = self._groups.start(self.sampler.batches)
 
     def state(self) -> dict[str, Any]:
         """Call it between two batches only."""
         self._start()
-        return {**self._sampler.state(), **self._groups.state(torch.cat(self._observations))}
+        return {**self.sampler.state(), **self._groups.state(torch.cat(self._observations))}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state``. If the replay was not saved, it is empty, and the learner continues as
         soon as a batch can be drawn."""
         self._groups.check_state(state)
-        self._sampler.load(state)
-        self._observations = self._groups.load(state, self._sampler.batches)
+        self.sampler.load(state)
+        self._observations = self._groups.load(state, self.sampler.batches)
 
     def fresh_start(self, batches: int) -> None:
         """Begin in the middle of a run with an empty replay."""
-        self._sampler.fresh_start(batches)
+        self.sampler.fresh_start(batches)
         self._observations = self._groups.fresh_start(batches)
 
     def close(self) -> None:
-        self._sampler.close()
+        self.sampler.close()
         self._groups.close()
