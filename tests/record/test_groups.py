@@ -98,6 +98,15 @@ def test_groups_that_differ_by_a_setting_that_one_lacks_are_told_apart_by_their_
     assert labels == [f"gala ({folder})" for folder in folders]
 
 
+def test_labels_leave_out_the_folders_of_environments(tmp_path: Path) -> None:
+    names = [f"env:/home/me/tasks/arm.py:{function}-td3" for function in ("make_env", "make_easy")]
+    folders = [a_run(tmp_path / name[-8:], [line(1.0, 0)], {"name": "gala"}, recipe=name) for name in names]
+    runs = [open_run(folder) for folder in folders]
+    labels = ["env:arm.py:make_env-td3, gala", "env:arm.py:make_easy-td3, gala"]
+    assert [group.label for group in grouped(runs)] == labels
+    assert runs[0].label == "env:arm.py:make_env-td3, gala, 2 replicas"
+
+
 def test_runs_that_start_from_several_seeds_of_one_run_are_a_group(tmp_path: Path) -> None:
     initials = ("/runs/base/seed-0", "/runs/base/seed-12", "/runs/wide/seed-0", None)
     runs = [

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from murmurate.record.differences import contents, differing_files
 from murmurate.record.pooled_returns import pooled_returns
-from murmurate.record.runs import Axis, RecordedRun, ascending
+from murmurate.record.runs import Axis, RecordedRun, ascending, shown_recipe
 
 Array = NDArray[np.float64]
 POINTS = 300  # of a curve
@@ -208,7 +208,7 @@ def _label(settings: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> 
         if value is None:  # only the groups that have the setting name it
             continue
         if key == "recipe":
-            words.insert(0, str(value))
+            words.insert(0, shown_recipe(str(value)))
         elif key == "replicas":
             words.append(f"{value} replica{'s' if value != 1 else ''}")
         else:

@@ -23,7 +23,7 @@ from murmurate.record.differences import machine
 from murmurate.record.evaluations import evaluations
 from murmurate.record.figures import COLOURS, number_text
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
-from murmurate.record.runs import RecordedRun, open_run
+from murmurate.record.runs import RecordedRun, open_run, shown_recipe
 from murmurate.record.score_sections import score_sections
 from murmurate.record.standalone import write_figures
 from murmurate.record.stored import UNSOUND, output
@@ -171,7 +171,7 @@ def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]], metrics: Sequ
     strategy = run.strategy_name + (f" ({_fields(fields)})" if fields else "")
     replicas = "1 replica" if run.replicas == 1 else f"{run.replicas} replicas"
     return {
-        "title": run.recipe,
+        "title": shown_recipe(run.recipe),
         "subtitle": f"{replicas}, {strategy}{_machines([run])}",
         "state": state,
         "state_bad": warns,
@@ -193,7 +193,7 @@ def _comparison(runs: Sequence[RecordedRun], metrics: Sequence[str]) -> dict[str
     unfinished = [f"{run.folder.name}: {_state(run)[0]}" for run in runs if run.fact("exit") != "finished"]
     return {
         "title": f"{strategies}, {len(runs)} runs" if len(runs) > len(shown) else f"{len(runs)} runs",
-        "subtitle": ", ".join(dict.fromkeys(run.recipe for run in runs)) + _machines(runs),
+        "subtitle": ", ".join(dict.fromkeys(shown_recipe(run.recipe) for run in runs)) + _machines(runs),
         "state": "; ".join(unfinished),
         "state_bad": bool(unfinished),
         "facts": [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 import shlex
 from collections.abc import Sequence
@@ -22,6 +23,11 @@ from murmurate.record.stored import read_object, refuse_foreign
 Array = NDArray[np.float64]
 Axis = Literal["total_env_steps", "time_seconds", "total_bytes"]
 GRID_POINTS = 400
+
+
+def shown_recipe(recipe: str) -> str:
+    """A recipe's name for a title or a legend: without the folder of a file of the user's own."""
+    return re.sub(r"^env:.*/", "env:", recipe)
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ class RecordedRun:
     @property
     def label(self) -> str:
         replicas = "" if self.replicas == 1 else f", {self.replicas} replicas"
-        return f"{self.recipe}, {self.strategy_name}{replicas}"
+        return f"{shown_recipe(self.recipe)}, {self.strategy_name}{replicas}"
 
     @property
     def command(self) -> tuple[str, bool]:

@@ -157,7 +157,11 @@ def refuse_foreign(folder: Path) -> None:
     if not holds_run and not folder.is_dir():
         raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
     if not holds_run:
-        raise Refusal(f"{folder} holds no run: it has no run.json; give a folder that murmurate train wrote.")
+        inside = next(iter(sorted(folder.glob("*/run.json"))), None)
+        such_as = f", such as {inside.parent}" if inside is not None else ""
+        raise Refusal(
+            f"{folder} holds no run: it has no run.json; give a folder that murmurate train wrote{such_as}."
+        )
     root = os.path.realpath(folder)
     for parent, folders, files in os.walk(root):
         for name in (*folders, *files):
