@@ -274,7 +274,8 @@ def test_returns_are_of_all_replicas_together_and_of_100_episodes(tmp_path: Path
     ]
     run = open_run(a_run(tmp_path / "run", records, {"name": "gala"}, replicas=4))
     x, y = pooled_returns(run, "time_seconds")
-    assert (x[0], y[0], y[4], y[-1]) == (1.0, 1.0, 1.2, 9.2)  # last: 40 tens, 40 nines and 20 eights
+    assert (x[0], y[0], y[4], y[-1]) == (1.0, 1.0, 4.2, 9.2)  # last: 40 tens, 40 nines and 20 eights
+    assert len(x) == 10, "a point for the four records of each second"
     x, _ = pooled_returns(run, "time_seconds", full=True)
     assert x[0] == 3.0, "100 episodes have ended in the third second"
     assert groups.reaches(run, 1.5) == (12_000, 3.0), "not before 100 episodes"
@@ -400,3 +401,15 @@ def test_classes_cover_all_values_once_and_grow() -> None:
         "999 kB",
         "1 GB",
     ]
+
+
+def test_the_curve_of_returns_mixes_replicas_whose_records_hold_many_episodes(tmp_path: Path) -> None:
+    """Each record has 200 episodes: the last 100 written are all of replica 1."""
+    records = [line(1.0, i, return_mean=float(i), episode_returns=[[float(i), 100]] * 200) for i in range(2)]
+    run = open_run(a_run(tmp_path / "run", records, {"name": "gala"}))
+    (x, y), (_, of_the_last) = (
+        pooled_returns(run, "time_seconds"),
+        pooled_returns(run, "time_seconds", full=True),
+    )
+    assert (x.tolist(), y.tolist()) == ([1.0], [0.5])
+    assert of_the_last.tolist() == [0.0, 1.0]  # as stop_at_return sees them
