@@ -24,8 +24,8 @@ def pooled_returns(run: RecordedRun, axis: Axis, *, full: bool = False) -> tuple
     full: to tell whether a return was reached: episodes count in the order in which their records were
     written, as for ``stop_at_return``, and there are no points before ``WINDOW`` of them. Otherwise, for
     curves, the episodes of a record count as spread evenly over the time since the replica's record before
-    it: the last hundred written may all be of one replica. A folder whose records have no episodes (one of ``thin_run.py``) has
-    the mean of ``return_mean`` over the replicas instead.
+    it: the last hundred written may all be of one replica. A folder whose records have no episodes (one of
+    ``thin_run.py``) has the mean of ``return_mean`` over the replicas instead.
     """
     times: list[float] = []
     counts: list[int] = []  # of the episodes that ended up to each of these times
