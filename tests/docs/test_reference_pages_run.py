@@ -35,6 +35,7 @@ SHORTER = [  # a pattern in a command, and what is put behind it; all that match
     (r"train \S*-trpo", "--agent.steps 100"),
     (r"train \S*-resnet", "--agent.batch 4"),
     (r"train \S*-resnet50", "--minutes none --updates 2"),
+    (r"train \S*-(mbpo|memr)", "--minutes none --updates 20"),  # the first fit takes longer on a busy core
     (r"train \S*-sn-gan", "--agent.batch 8 --agent.channels 8"),
     (r"train fashion-", "--world.path fashion"),
     (r"topics fit", "--passes 2"),
