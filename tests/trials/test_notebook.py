@@ -88,14 +88,15 @@ def kernel(folder: Path) -> Path:
 
 def test_a_module_runs_inline_and_in_processes_with_the_same_result(printed: dict[str, str]) -> None:
     assert printed["inline"] == "trained by 2\n"
-    assert "trained by 2" in printed["local"]
     assert "True [" in printed["local"]
+    # the kernel passes on what processes print when it reads their pipe, which may be in the next cell
+    assert (printed["local"] + printed["inline from a cell"]).count("trained by 2\n") == 2
 
 
 def test_a_function_of_a_cell_runs_inline_and_elsewhere_is_refused_with_the_remedy(
     printed: dict[str, str],
 ) -> None:
-    assert printed["inline from a cell"] == "trained by 2\nTrue\n"
+    assert printed["inline from a cell"].endswith("trained by 2\nTrue\n")
     assert printed["local from a cell"].startswith("train was defined in a notebook or at a prompt")
     assert "%%writefile" in printed["local from a cell"]
     assert "launcher='inline'" in printed["local from a cell"]
