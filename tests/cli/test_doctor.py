@@ -18,13 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
-from murmurate import native, system_calls
+from murmurate import native
 from murmurate.cli import doctor
 from murmurate.cli.main import main
 from murmurate.errors import MissingExtra
 from murmurate.fabric.processes import process_handle
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.secret import drawn_secret
+from murmurate.native import system_calls
 
 _CHECKS = {
     "compiled kernels": doctor._kernels,

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate import system_calls
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.shm_peer import ShmOwner
@@ -24,13 +23,14 @@ from murmurate.fabric.processes import process_handle, shared_memory
 from murmurate.fabric.processes.process_handle import ProcessHandle, refuse_without_handles
 from murmurate.fabric.processes.shared_memory import MEMORY_NAME, SharedMemoryFile, open_memory
 from murmurate.fabric.processes.spawn import WorkerProcesses
+from murmurate.native import system_calls
 from murmurate.replica import robust_lock
 
 # A script, which each of its workers imports too. It has what macOS has in place of pidfds, by its manual.
 _SCRIPT = """
 import os, select, selectors, signal  # selectors first, else it would use the kqueue below
 import torch
-import murmurate.system_calls
+import murmurate.native.system_calls
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.spawn import run
 
@@ -68,7 +68,7 @@ select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT = -5, 0x0001, 0x800
 def c_library():
     raise OSError(78, "Function not implemented")
 
-murmurate.system_calls._c_library = c_library
+murmurate.native.system_calls._c_library = c_library
 
 def member(fabric):
     if fabric.rank == 2:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 import murmurate
 from murmurate.errors import Refusal, RunFailed
-from murmurate.system_calls import unnamed_file
+from murmurate.native.system_calls import unnamed_file
 from murmurate.training import part_file
 from murmurate.worlds import _failures, _game_server, _own_env
 from murmurate.worlds._env_game import EnvGame

@@ -24,6 +24,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.processes.module_process import end_process
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.native.system_calls import memfd
 from murmurate.replay.config import ReplayConfig
 from murmurate.sources import service_links
 from murmurate.sources.service_control import ShardCounts, receive_state, send_state
@@ -32,7 +33,6 @@ from murmurate.sources.service_sampler import SamplerSettings
 from murmurate.sources.service_shard import ShardSettings
 from murmurate.sources.service_slots import BatchSlots, SlotLayout
 from murmurate.spec import Episode
-from murmurate.system_calls import memfd
 
 _CHECK_SECONDS = 0.5
 _STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # the longest wait for the first, and for a later heartbeat

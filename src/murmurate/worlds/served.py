@@ -28,8 +28,8 @@ from torch import Tensor
 
 from murmurate import errors
 from murmurate.buffers import Pool, as_tensor
+from murmurate.native.system_calls import unnamed_file
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
-from murmurate.system_calls import unnamed_file
 from murmurate.worlds._game_messages import FAILED, LOAD, OPEN, REFUSED, RESET, SAVE, STEP, receive, send
 from murmurate.worlds._game_server import START_SECONDS, Settings, Shared
 from murmurate.worlds._numbers import check_actions

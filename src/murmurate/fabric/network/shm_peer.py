@@ -28,7 +28,7 @@ import numpy as np
 
 from murmurate.buffers import Bytes
 from murmurate.fabric.processes.shared_memory import open_memory
-from murmurate.system_calls import memfd
+from murmurate.native.system_calls import memfd
 
 _MIN_REGION_BYTES = 64 << 10  # sending fewer bytes is faster than mapping them
 _MAX_REGIONS = 64  # of one member; each needs two file descriptors, as mmap duplicates the one it gets

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from murmurate.errors import Refusal
-from murmurate.system_calls import pidfd_open, pidfd_send_signal
+from murmurate.native.system_calls import pidfd_open, pidfd_send_signal
 
 
 def is_stopped(pid: int | None) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal, cause_of
 from murmurate.fabric.interface import FabricError
-from murmurate.system_calls import unnamed_file
+from murmurate.native.system_calls import unnamed_file
 
 MEMORY_NAME = "murmurate"  # name of the file in /proc
 _PAGE = mmap.ALLOCATIONGRANULARITY
