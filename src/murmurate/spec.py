@@ -35,7 +35,8 @@ class EnvSpec:
     has ``channels`` channels. ``examples``: the size of a data set; 0 for simulators. ``factors``: where an
     action is a vector of whole numbers (from 0) that are chosen independently, the number of values of each;
     else empty. ``history``: where observations are vectors, how many successive observations of the episode
-    each contains, the newest last.
+    each contains, the newest last. ``parts``: where an observation is a flattened Dict or Tuple, (name,
+    start, stop, shape) of each of its parts in the vector; shape [C, H, W] is that of an image, else empty.
 
     Raises ``ValueError`` for a wrong number of bounds, or if a stack is not a whole number of images.
     """
@@ -53,6 +54,7 @@ class EnvSpec:
     examples: int = 0
     factors: tuple[int, ...] = ()
     history: int = 1
+    parts: tuple[tuple[str, int, int, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         dimensions = math.prod(self.action_shape) if self.action_shape else 0

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from murmurate.nets.parts import image_shapes
 from murmurate.nets.precision import faster_precision
 from murmurate.nets.torso import AUTO, usual_torso
 from murmurate.replica.vector import Replica
@@ -28,7 +29,8 @@ def resolve_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
         torso = usual_torso(spec)
     if precision == "auto":
         is_own_net = bool(getattr(fields, "network", ""))
-        precision = faster_precision(device) if spec.images and not is_own_net else "float32"
+        images = spec.images or image_shapes(spec)
+        precision = faster_precision(device) if images and not is_own_net else "float32"
     resolved: Config = dataclasses.replace(fields, torso=torso, precision=precision)
     return resolved
 

@@ -20,11 +20,19 @@ from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec, derive_generator
 
 
-def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
-    """Raise ValueError for discrete actions, for actions without bounds, and for images unless ``images``."""
+def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False, parts: bool = False) -> None:
+    """Raise ValueError for discrete actions, for actions without bounds, for images unless ``images``, and
+    for images that are parts of observations unless ``parts``."""
     if spec.categorical:
         remedy = "dqn" if spec.actions else "ppo"
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {remedy}")
+    names = [name for name, _, _, shape in spec.parts if shape]
+    if names and not parts:
+        raise ValueError(
+            f"{agent} reads vectors, and the observations of {spec.name} hold the image '{names[0]}': choose "
+            "other keys of a Dict with --world.observe KEY,..., or give sac, td3 or ddpg nets of your own "
+            "(--agent.network)"
+        )
     if spec.images and not images:
         raise ValueError(
             f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg, or nets of "
@@ -94,7 +102,7 @@ def policy_and_critics(
     """The nets of ``config``, a ``TD3`` or a config with its fields ``hidden``, ``normalize_observations``,
     ``network`` and ``precision``, on the context's device."""
     spec, normalized = context.spec, config.normalize_observations
-    check_vector_actions(spec, config.name, images=bool(config.network))
+    check_vector_actions(spec, config.name, images=bool(config.network), parts=bool(config.network))
     generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
     options: dict[str, Any] = {"deterministic": deterministic, "generator": generator}
     if not config.network:

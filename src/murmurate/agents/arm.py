@@ -154,7 +154,7 @@ class ARMAgent(OneReplica):
         advantage = _advantage(self.net, observation)
         if greedy and self.config.evaluate == "greedy":
             return Action(advantage.argmax(-1), None, outputs={"advantage": advantage})
-        policy = regret_matching(advantage)
+        policy = self._policy(advantage, observation)
         action = torch.multinomial(policy, 1, generator=generator)
         if greedy:
             return Action(action[:, 0], None)
@@ -190,13 +190,18 @@ class ARMAgent(OneReplica):
                 "cumulative_loss": lambda: cumulative_error.detach().square().mean(),
                 "value_mean": lambda: value.detach().mean(),
                 "positive_actions": lambda: (advantage > 0).float().sum(1).mean(),
-                "entropy": lambda: _entropy(regret_matching(advantage)),
+                "entropy": lambda: _entropy(self._policy(advantage, data.observation[0])),
                 "importance_weight": lambda: 1.0 if weights is None else weights[0].mean(),
                 "iterations": float(self.iterations),
                 "gradient_norm": self.replica.gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             }
         )
+
+    def _policy(self, advantage: Tensor, observation: Tensor) -> Tensor:
+        """Probabilities [..., A] for advantages [..., A] and observations [..., D]."""
+        mask = self.net.mask
+        return regret_matching(advantage, None if mask is None else mask.legal(observation))
 
     def _begin_iteration(self) -> None:
         self.iterations += 1
@@ -214,7 +219,7 @@ class ARMAgent(OneReplica):
         steps, size = data.action.shape
         advantage = _advantage(self.previous.net, data.observation.flatten(0, 1)).view(steps, size, -1)
         action = data.action[..., None]
-        policy = regret_matching(advantage).gather(2, action)[..., 0]
+        policy = self._policy(advantage, data.observation).gather(2, action)[..., 0]
         # after the end of a sequence the recorded probability is 0, and the weight does not matter
         behaviour = data.behaviour["probability"].clamp(min=torch.finfo(torch.float32).tiny)
         weights = importance_weights(policy, behaviour, clip=self.config.importance_clip)

@@ -13,6 +13,7 @@ from murmurate.agents._auto import replicated, resolve_auto
 from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.q_learning import q_step
+from murmurate.nets.action_mask import LOWEST
 from murmurate.nets.mlp import layer_widths
 from murmurate.nets.own_network import action_value_net, checked_network, refuse_low_precision
 from murmurate.nets.target import TargetNetwork
@@ -176,7 +177,11 @@ class DQNAgent(OneReplica):
         size, device = observation.shape[0], observation.device
         if not greedy:
             epsilon = self.epsilon(size)
-            random = torch.randint(self.spec.actions, (size,), generator=generator, device=device)
+            mask = self.net.mask
+            if mask is None:
+                random = torch.randint(self.spec.actions, (size,), generator=generator, device=device)
+            else:
+                random = mask.random(observation, generator)
             explores = torch.rand(size, generator=generator, device=device) < epsilon
             if isinstance(epsilon, float) and epsilon >= 1.0:
                 return Action(random, None)  # a forward pass would change nothing
@@ -212,7 +217,7 @@ class DQNAgent(OneReplica):
         return Outcome(
             {
                 "loss": step.loss.detach(),
-                "q_mean": value.mean,
+                "q_mean": lambda: value[value > LOWEST].mean(),
                 "td_error": lambda: step.error.abs().mean(),
                 "epsilon": self._greatest_epsilon,
                 "gradient_norm": self.replica.gradient_norm,

@@ -348,9 +348,7 @@ class TrainedModel:
         """
         target = Path(path).expanduser()
         check_path(target)
-        formats = self._formats if self._acts else None
-        parts = () if formats is None else formats.parts
-        metadata = description(self.run, self._checkpoint.name, self.spec, self.classes, parts)
+        metadata = description(self.run, self._checkpoint.name, self.spec, self.classes)
         if target.suffix == ".safetensors":
             return export_weights(target, self._tensors(), metadata)
         program = self.module

@@ -11,7 +11,7 @@ from torch import Tensor
 from murmurate.losses.checks import check_bool, check_rank, check_shape
 
 
-def regret_matching(advantage: Tensor) -> Tensor:
+def regret_matching(advantage: Tensor, legal: Tensor | None = None) -> Tensor:
     """The policy in proportion to the positive part of each action's cumulative advantage.
 
     Source: eq. 2.10. It is uniform where no action's advantage is positive, which eq. 2.10 leaves open (as
@@ -19,19 +19,25 @@ def regret_matching(advantage: Tensor) -> Tensor:
 
     Args:
         advantage: A+(o, .), the cumulative clipped advantages [..., A].
+        legal: bool [..., A], whether an action may be chosen, at least one of each A; None: all may.
 
     Returns:
         Probabilities [..., A], without gradient.
 
     Raises:
-        ValueError: if there is no action.
+        ValueError: if there is no action, or on a wrong shape.
     """
     if advantage.dim() < 1 or advantage.shape[-1] < 1:
         raise ValueError(f"advantage must be shaped [..., A], but it is {list(advantage.shape)}")
     with torch.no_grad():
         positive = advantage.clamp(min=0)
-        total = positive.sum(-1, keepdim=True)
         uniform = torch.full_like(positive, 1.0 / advantage.shape[-1])
+        if legal is not None:
+            check_bool(legal=legal)
+            check_shape(advantage.shape, "advantage", legal=legal)
+            positive = positive * legal
+            uniform = legal / legal.sum(-1, keepdim=True)
+        total = positive.sum(-1, keepdim=True)
         return torch.where(total > 0, positive / total, uniform)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from murmurate.nets.action_mask import ActionMask, action_mask
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.precision import first_dtype
@@ -56,6 +57,7 @@ class ActorCritic(nn.Module):
 
     Attributes:
         normalizer: module that normalises observations for the torsos; None: they are not normalised.
+        mask: masks the logits of illegal actions; None: all actions are legal.
 
     Raises:
         ValueError: for a core together with a value torso, because the core would serve only one torso.
@@ -78,6 +80,7 @@ class ActorCritic(nn.Module):
         self.value_head = value_head
         self.value_torso = value_torso
         self.normalizer: nn.Module | None = None
+        self.mask: ActionMask | None = None
 
     def initial_memory(self, batch: int) -> Tensor | None:
         """Zeros [batch, M]; None without a recurrent core."""
@@ -97,14 +100,14 @@ class ActorCritic(nn.Module):
         """
         if self.core is not None:
             raise ValueError("this net is recurrent: call unroll with its memory, not forward")
-        observation = self._normalised(observation)
-        return self._heads(self.torso(observation), observation)
+        normalised = self._normalised(observation)
+        return self._heads(self.torso(normalised), normalised, observation)
 
     def policy(self, observation: Tensor) -> Tensor:
         """The policy's parameters of ``forward``, without the time for the values. Raises ValueError too."""
         if self.core is not None:
             raise ValueError("this net is recurrent: call unroll with its memory, not policy")
-        return self._policy(self.torso(self._normalised(observation)))
+        return self._policy(self.torso(self._normalised(observation)), observation)
 
     def unroll(
         self, observation: Tensor, memory: Tensor | None, first: Tensor
@@ -128,8 +131,9 @@ class ActorCritic(nn.Module):
                 f"observation [T, B, ...] and first [T, B] do not match: they are "
                 f"{list(observation.shape)} and {list(first.shape)}"
             )
-        flat = self._normalised(observation.flatten(0, 1))
-        features = self.torso(flat)
+        flat = observation.flatten(0, 1)
+        normalised = self._normalised(flat)
+        features = self.torso(normalised)
         if self.core is not None:
             if memory is None:
                 raise ValueError(
@@ -137,20 +141,20 @@ class ActorCritic(nn.Module):
                 )
             features, memory = self.core(features.view(steps, batch, -1), memory, first)
             features = features.flatten(0, 1)
-        policy, value = self._heads(features, flat)
+        policy, value = self._heads(features, normalised, flat)
         return policy.view(steps, batch, -1), value.view(steps, batch), memory
 
     def _normalised(self, observation: Tensor) -> Tensor:
         return observation if self.normalizer is None else self.normalizer(observation)
 
-    def _heads(self, features: Tensor, observation: Tensor) -> tuple[Tensor, Tensor]:
-        value_features = features if self.value_torso is None else self.value_torso(observation)
+    def _heads(self, features: Tensor, normalised: Tensor, observation: Tensor) -> tuple[Tensor, Tensor]:
+        value_features = features if self.value_torso is None else self.value_torso(normalised)
         value = self.value_head(value_features.to(first_dtype(self.value_head)))
-        return self._policy(features), value.squeeze(-1).float()
+        return self._policy(features, observation), value.squeeze(-1).float()
 
-    def _policy(self, features: Tensor) -> Tensor:
-        policy: Tensor = self.policy_head(features.to(first_dtype(self.policy_head)))
-        return policy.float()
+    def _policy(self, features: Tensor, observation: Tensor) -> Tensor:
+        policy: Tensor = self.policy_head(features.to(first_dtype(self.policy_head))).float()
+        return policy if self.mask is None else self.mask(policy, observation)
 
 
 def actor_critic(
@@ -181,7 +185,7 @@ def actor_critic(
     """
     with seeded_by(generator):
         net = _build(spec, torso, hidden, recurrent)
-    net.normalizer = observation_normalizer(spec, normalize)
+    net.normalizer, net.mask = observation_normalizer(spec, normalize), action_mask(spec)
     for trunk in (net.torso, net.value_torso):
         if trunk is not None:
             orthogonal_(trunk, math.sqrt(2.0), generator)

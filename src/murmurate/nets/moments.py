@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from murmurate.spec import EnvSpec
 
 _LIMIT = 10.0  # of normalized observations
+_IMAGES = "images are not normalised: leave out normalize_observations"
 
 
 class RunningMoments(nn.Module):
@@ -57,7 +58,7 @@ class ObservationNormalizer(nn.Module):
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         super().__init__()
         if dtype == torch.uint8:
-            raise ValueError("images are not normalised: leave out normalize_observations")
+            raise ValueError(_IMAGES)
         self.moments = RunningMoments(shape)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -67,4 +68,7 @@ class ObservationNormalizer(nn.Module):
 
 
 def observation_normalizer(spec: EnvSpec, wanted: bool) -> ObservationNormalizer | None:
+    """None unless it is ``wanted``. Raises ValueError for observations that are images, or hold some."""
+    if wanted and any(shape for *_, shape in spec.parts):
+        raise ValueError(_IMAGES)
     return ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if wanted else None

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate import plugins
+from murmurate.nets.action_mask import ActionMask, action_mask
 from murmurate.nets.actor_critic import ActorCritic, actor_critic
 from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.q_network import QNetwork, q_network
@@ -32,12 +33,15 @@ _OPTION = "--agent.network"
 class OwnActorCritic(nn.Module):
     """A net of the user's with the methods of ``ActorCritic``.
 
-    normalizer: module that normalises observations for the net; None: they are not normalised.
+    normalizer: module that normalises observations for the net; None: they are not normalised. mask: masks
+    the logits of illegal actions; None: all actions are legal.
     """
 
-    def __init__(self, network: nn.Module, normalizer: nn.Module | None = None) -> None:
+    def __init__(
+        self, network: nn.Module, normalizer: nn.Module | None = None, mask: ActionMask | None = None
+    ) -> None:
         super().__init__()
-        self.network, self.normalizer = network, normalizer
+        self.network, self.normalizer, self.mask = network, normalizer, mask
         self.recurrent = hasattr(network, "initial_memory")
 
     def initial_memory(self, batch: int) -> Tensor | None:
@@ -52,7 +56,7 @@ class OwnActorCritic(nn.Module):
         if self.recurrent:
             raise ValueError("this net is recurrent: call unroll with its memory, not forward")
         policy, value = self.network(self._normalised(observation))
-        return policy.float(), value.reshape(policy.shape[0]).float()
+        return self._masked(policy, observation), value.reshape(policy.shape[0]).float()
 
     def unroll(
         self, observation: Tensor, memory: Tensor | None, first: Tensor
@@ -71,9 +75,13 @@ class OwnActorCritic(nn.Module):
         for seen, begins in zip(observation.unbind(0), first.unbind(0), strict=True):
             memory = torch.where(begins.view(-1, *[1] * (initial.dim() - 1)), initial, memory)
             policy, value, memory = self.network(self._normalised(seen), memory)
-            policies.append(policy.float())
+            policies.append(self._masked(policy, seen))
             values.append(value.reshape(batch).float())
         return torch.stack(policies), torch.stack(values), memory.float()
+
+    def _masked(self, policy: Tensor, observation: Tensor) -> Tensor:
+        masked: Tensor = policy.float()
+        return masked if self.mask is None else self.mask(masked, observation)
 
     def _normalised(self, observation: Tensor) -> Tensor:
         return observation if self.normalizer is None else self.normalizer(observation)
@@ -82,9 +90,11 @@ class OwnActorCritic(nn.Module):
 class OwnQNetwork(nn.Module):
     """A net of the user's with the methods of ``QNetwork``."""
 
-    def __init__(self, network: nn.Module, normalizer: nn.Module | None = None) -> None:
+    def __init__(
+        self, network: nn.Module, normalizer: nn.Module | None = None, mask: ActionMask | None = None
+    ) -> None:
         super().__init__()
-        self.network, self.normalizer = network, normalizer
+        self.network, self.normalizer, self.mask = network, normalizer, mask
 
     def preprocess(self, observation: Tensor) -> Tensor:
         """Observations as they are: see ``QNetwork``."""
@@ -92,10 +102,9 @@ class OwnQNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] to Q(s, .) [B, A]."""
-        values: Tensor = self.network(
-            observation if self.normalizer is None else self.normalizer(observation)
-        )
-        return values.float()
+        seen = observation if self.normalizer is None else self.normalizer(observation)
+        values: Tensor = self.network(seen).float()
+        return values if self.mask is None else self.mask(values, observation)
 
 
 PolicyValueNet = ActorCritic | OwnActorCritic
@@ -125,7 +134,8 @@ def policy_value_net(
         )
     if recurrent:
         raise ValueError("recurrent is an LSTM behind a torso, and network is a whole net: leave one out")
-    net = OwnActorCritic(_make_net(spec, network, hidden, generator), observation_normalizer(spec, normalize))
+    normalizer, mask = observation_normalizer(spec, normalize), action_mask(spec)
+    net = OwnActorCritic(_make_net(spec, network, hidden, generator), normalizer, mask)
     size = spec.actions or sum(spec.factors) or 2 * math.prod(spec.action_shape)
     memory = net.initial_memory(2)
     if not isinstance(memory, Tensor | None):
@@ -168,7 +178,8 @@ def action_value_net(
         return q_network(
             spec, generator=generator, torso=torso, hidden=hidden, dueling=dueling, normalize=normalize
         )
-    net = OwnQNetwork(_make_net(spec, network, hidden, generator), observation_normalizer(spec, normalize))
+    normalizer, mask = observation_normalizer(spec, normalize), action_mask(spec)
+    net = OwnQNetwork(_make_net(spec, network, hidden, generator), normalizer, mask)
     result = trial_result(f"the net {network}", net.network, spec)
     if not isinstance(result, Tensor) or result.shape != (2, spec.actions):
         raise ValueError(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from murmurate.nets.action_mask import ActionMask, action_mask
 from murmurate.nets.conv import ConvTorso
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.moments import observation_normalizer
@@ -35,13 +36,15 @@ class DuelingHead(nn.Module):
 class QNetwork(nn.Module):
     """A torso and a head. Features are cast to the head's dtype, and its result to float32.
 
-    normalizer: module that normalises observations for the torso; None: they are not normalised.
+    normalizer: module that normalises observations for the torso; None: they are not normalised. mask: masks
+    the values of illegal actions; None: all actions are legal.
     """
 
     def __init__(self, torso: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.torso, self.head = torso, head
         self.normalizer: nn.Module | None = None
+        self.mask: ActionMask | None = None
 
     def preprocess(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] preprocessed for the torso, so that several such nets can share the work."""
@@ -50,8 +53,8 @@ class QNetwork(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, ...], raw or after ``preprocess``, to Q(s, .) [B, A]."""
         features = self.torso(observation if self.normalizer is None else self.normalizer(observation))
-        values: Tensor = self.head(features.to(first_dtype(self.head)))
-        return values.float()
+        values: Tensor = self.head(features.to(first_dtype(self.head))).float()
+        return values if self.mask is None else self.mask(values, observation)
 
 
 def q_network(
@@ -86,7 +89,7 @@ def q_network(
         features: int = trunk.out_features  # type: ignore[assignment]
         head = DuelingHead(features, spec.actions) if dueling else nn.Linear(features, spec.actions)
         net = QNetwork(trunk, head)
-    net.normalizer = observation_normalizer(spec, normalize)
+    net.normalizer, net.mask = observation_normalizer(spec, normalize), action_mask(spec)
     orthogonal_(net.torso, math.sqrt(2.0), generator)
     orthogonal_(net.head, 1.0, generator)
     return net

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from murmurate.nets.action_mask import ActionMask, action_mask
 from murmurate.nets.actor_critic import policy_head
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
@@ -19,7 +20,7 @@ class SingleHead(nn.Module):
     """A head over a torso: observations [B, ...] to [B, A], float32.
 
     normalizer: module that normalises observations for the torso, and may be shared by several nets; None:
-    they are not normalised.
+    they are not normalised. mask: masks the logits of illegal actions; None: all actions are legal.
     """
 
     def __init__(self, torso: nn.Module, head: nn.Module) -> None:
@@ -27,11 +28,12 @@ class SingleHead(nn.Module):
         self.torso = torso
         self.head = head
         self.normalizer: nn.Module | None = None
+        self.mask: ActionMask | None = None
 
     def forward(self, observation: Tensor) -> Tensor:
         seen = observation if self.normalizer is None else self.normalizer(observation)
-        out: Tensor = self.head(self.torso(seen))
-        return out.float()
+        out: Tensor = self.head(self.torso(seen)).float()
+        return out if self.mask is None else self.mask(out, observation)
 
 
 def policy_net(
@@ -43,7 +45,9 @@ def policy_net(
     with seeded_by(generator):
         trunk = build_torso(spec, torso, hidden)
         head = policy_head(cast(int, trunk.out_features), spec)
-    return _initialised(trunk, head, 0.01, generator)
+    net = _initialised(trunk, head, 0.01, generator)
+    net.mask = action_mask(spec)
+    return net
 
 
 def value_net(

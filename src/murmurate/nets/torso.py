@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate import plugins
+from murmurate.nets.parts import PartsTorso, image_shapes
 from murmurate.spec import EnvSpec
 
 Torso = Callable[[EnvSpec, Sequence[int]], nn.Module]
@@ -67,12 +68,16 @@ def checked_torso(name: str) -> str:
 
 def usual_torso(spec: EnvSpec) -> str:
     """nature2013 for images that are large enough for it, else mlp."""
-    large = spec.images and min(spec.observation_shape[1:]) >= SMALLEST_SIDE
+    shapes = [spec.observation_shape] if spec.images else image_shapes(spec)
+    large = bool(shapes) and min(side for _, *sides in shapes for side in sides) >= SMALLEST_SIDE
     return "nature2013" if large else "mlp"
 
 
 def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
     """The torso called ``name``, with its ``out_features``. Weights are drawn from the global generator.
+
+    Where observations are flattened and hold images, a named torso other than mlp reads each of these
+    (``PartsTorso``), and mlp and torsos of the user's own read the whole vector.
 
     Raises:
         ValueError: for an unknown torso, or one that cannot read these observations.
@@ -81,7 +86,9 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
     if name == AUTO:
         name = usual_torso(spec)
     known = torsos()
-    if name in known:
+    if name in known and name != "mlp" and image_shapes(spec):
+        torso: nn.Module = PartsTorso(spec, known[name], hidden)
+    elif name in known:
         torso = known[name](spec, hidden)
     else:
         torso = plugins.call_named(name, "torso", "--agent.torso", spec, hidden)

@@ -55,7 +55,7 @@ class ActorLoop:
             observation = step.observation
             action = self._agent.act(observation, memory, first, self._generator)
             if played < settings.random_env_steps:
-                action = self._with_random_actions(action)
+                action = self._with_random_actions(action, observation)
             played += settings.simulators
             memory, version = action.memory, self._actor_agent.version
             if pending is not None:  # the value of its next observation is only known now
@@ -69,8 +69,8 @@ class ActorLoop:
             restarts.clear()
             _tell(step.restarts)
 
-    def _with_random_actions(self, action: Action) -> Action:
-        random = random_actions(self._spec, self.settings.simulators, self._generator)
+    def _with_random_actions(self, action: Action, observation: Tensor) -> Action:
+        random = random_actions(self._spec, observation, self._generator)
         return action._replace(action=random, action_value=None)
 
     def _send(self, record: ActorStep, next_value: Tensor | None) -> None:

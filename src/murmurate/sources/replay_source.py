@@ -277,7 +277,7 @@ class ReplaySource:
         with torch.no_grad():
             action = self.policy.act(observation, groups.memory[g], first, groups.generator)
             if self.sampler.played < self._random_env_steps:
-                random = random_actions(groups.spec, len(observation), groups.generator)
+                random = random_actions(groups.spec, observation, groups.generator)
                 action = action._replace(action=random)
         return action
 

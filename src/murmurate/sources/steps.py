@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Action
+from murmurate.nets.action_mask import action_mask
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, TimeStep
 
@@ -29,9 +30,11 @@ def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
     )
 
 
-def random_actions(spec: EnvSpec, size: int, generator: torch.Generator) -> Tensor:
-    """[size] or [size, *shape]: actions drawn uniformly from those of a world."""
-    device = generator.device
+def random_actions(spec: EnvSpec, observation: Tensor, generator: torch.Generator) -> Tensor:
+    """[B] or [B, *shape]: for observations [B, ...], actions drawn uniformly from those that are legal."""
+    device, size, mask = generator.device, len(observation), action_mask(spec)
+    if mask is not None:
+        return mask.random(observation, generator)
     if spec.actions:
         return torch.randint(spec.actions, (size,), generator=generator, device=device)
     uniform = torch.rand(size, *spec.action_shape, generator=generator, device=device)

@@ -14,6 +14,7 @@ import torch
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
+from murmurate.nets.action_mask import action_mask
 from murmurate.nets.actor_critic import GaussianHead
 from murmurate.nets.torso import AUTO, SMALLEST_SIDE
 from murmurate.replicator.learner import Context, Learner, LearnerConfig
@@ -157,15 +158,17 @@ def try_once(world: World) -> tuple[str, ...]:
     spec, config = world.spec(), cast(SimulatorWorld, world)
     shape, dtype = ((), torch.int64) if spec.actions else (spec.action_shape, torch.float32)
     action = torch.zeros(1, *shape, dtype=dtype)
+    mask = action_mask(spec)
     if not spec.actions:
         low, high = (torch.tensor(bound).view(shape) for bound in (spec.action_low, spec.action_high))
         action = action.clamp(low, high)
     simulators = config.open(1, training=True)
     try:
-        simulators.reset(0)
+        step = simulators.reset(0)
         while True:  # a step that fails too often raises
-            simulators.send(action)
-            if not simulators.receive().restarts:
+            simulators.send(action if mask is None else mask.first_legal(step.observation))
+            step = simulators.receive()
+            if not step.restarts:
                 return running_statistics(simulators)
     except RunFailed as failure:
         raise Refusal(str(failure)) from failure

@@ -54,7 +54,7 @@ def formats_of(
         return np.array(converted) if all(map(np.isscalar, converted)) else _stacked_arrays(converted)
 
     about = description(observation_space, name, observe)
-    return Formats(observations.shape, convert_observation, about, split, convert_action, observations.parts)
+    return Formats(observations.shape, convert_observation, about, split, convert_action)
 
 
 def _stacked_arrays(actions: Any) -> Any:

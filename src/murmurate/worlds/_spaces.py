@@ -21,6 +21,7 @@ from murmurate.worlds._numbers import check_actions, checked_numbers
 
 spaces = gymnasium.spaces
 JOINT_ACTIONS = 1024  # default of ``joint_actions`` in ``action_format``
+Part = tuple[str, int, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,15 @@ class ObservationFormat:
     shape: shape of one observation. uint8: whether its dtype is uint8; otherwise float32.
     convert: converts an observation of the space to an array of that shape; raises ``ValueError`` for one
     that does not fit.
-    parts: where observations are flattened, (path, start, stop) of each innermost space in the vector, in
-    order; ``outer.inner`` is the path of a key in a nested Dict.
+    parts: where observations are flattened, (path, start, stop, shape) of each innermost space in the vector,
+    in order; ``outer.inner`` is the path of a key in a nested Dict; shape [C, H, W] is that of an image, else
+    empty.
     """
 
     shape: tuple[int, ...]
     uint8: bool
     convert: Callable[[Any], Any]
-    parts: tuple[tuple[str, int, int], ...] = ()
+    parts: tuple[Part, ...] = ()
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
@@ -67,7 +69,7 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
     """How observations of ``space`` reach an agent.
 
     Images [H, W, C] become [C, H, W], and stacks of K of them [K C, H, W]; other arrays stay as they are; all
-    other observations are flattened to a vector by gymnasium's ``flatten``.
+    other observations are flattened to a vector by gymnasium's ``flatten``, with images in them as above.
 
     Args:
         name: name of the world, for messages.
@@ -75,8 +77,7 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             all.
 
     Raises:
-        Refusal: for an image in a Dict or Tuple, a space without a fixed size or without numbers, or a key
-            that is not there.
+        Refusal: for a space without a fixed size or without numbers, or a key that is not there.
     """
     selected, pick = _selected(space, name, observe)
     if all(leaf.shape is not None and 0 in leaf.shape for _, leaf in _leaves(selected)):
@@ -91,12 +92,6 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             bool(selected.dtype == np.uint8),
             convert if pick is None else lambda observation: convert(pick(observation)),
         )
-    if images := [path for path, leaf in _leaves(selected) if is_image(leaf)]:
-        raise Refusal(
-            f"The observations of {name} hold the image '{images[0]}' in a Dict or Tuple, and an agent reads "
-            "an image or a vector. Choose keys of a Dict with --world.observe KEY,...: the image alone, or "
-            "keys without it; or apply a wrapper that gives an array."
-        )
     if not selected.is_np_flattenable:
         unfit = [
             f"'{path}' ({type(leaf).__name__})" if path else f"a {type(leaf).__name__}"
@@ -108,13 +103,13 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             "of a Dict with --world.observe KEY,..., or apply a wrapper that gives an array."
         )
     flat: Any = flatten_space(selected)
-    parts = list(_parts(selected))
+    parts = [(path, leaf, _flattener(leaf)) for path, leaf in _parts(selected)]
 
     def flattened(observation: Any) -> Any:
         value = observation if pick is None else pick(observation)
-        for path, leaf in parts:
+        for path, leaf, _ in parts:
             _check_part(path, leaf, value)
-        vector: Any = flatten(selected, value)
+        vector: Any = np.concatenate([flat_part(_item_at(value, path)) for path, _, flat_part in parts])
         if np.shape(vector) != flat.shape:
             raise ValueError(
                 f"its observation has {np.size(vector)} numbers when flattened, not {flat.shape[0]}"
@@ -249,13 +244,21 @@ def _parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
         yield from _parts(part, (*path, key))
 
 
-def _flat_parts(space: Any) -> Iterator[tuple[str, int, int]]:
-    """(path, start, stop) of each innermost space in the vector that ``flatten`` makes."""
+def _flat_parts(space: Any) -> Iterator[Part]:
+    """See ``ObservationFormat.parts``."""
     start = 0
     for path, leaf in _leaves(space):
         stop = start + flatdim(leaf)
-        yield path, start, stop
+        yield path, start, stop, converted_shape(leaf) if is_image(leaf) else ()
         start = stop
+
+
+def _flattener(space: Any) -> Callable[[Any], Any]:
+    """A function that flattens an observation of an innermost space to a vector."""
+    if is_image(space):
+        convert = box_converter(space)
+        return lambda image: np.ravel(convert(image))
+    return lambda value: flatten(space, value)
 
 
 def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:

@@ -155,7 +155,7 @@ class DmcWorld(ViewedWorld):
             return spec
         shape = (3 * self.stack, self.size, self.size)
         return dataclasses.replace(
-            spec, observation_shape=shape, observation_dtype=torch.uint8, stacked=True, channels=3
+            spec, observation_shape=shape, observation_dtype=torch.uint8, stacked=True, channels=3, parts=()
         )
 
     @property

@@ -116,11 +116,12 @@ class GymWorld(ViewedWorld):
 
     @functools.cached_property
     def images(self) -> bool:
-        """Also true for a Dict that holds an image, until ``observe`` chooses other keys."""
+        """Also true for a Dict that holds an image among what is observed."""
         if self.id in _NAMES:
             return False
         if self.observe or _gym_env.registered(self.id, self.folder).entry_point is None:
-            return self.spec().images
+            spec = self.spec()
+            return spec.images or any(shape for *_, shape in spec.parts)
         env = _gym_env.make(self.id, self.name, folder=self.folder)
         _gym_env.close(env)
         return holds_image(env.observation_space)

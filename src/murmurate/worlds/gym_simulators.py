@@ -312,4 +312,5 @@ def spec_of(name: str, observations: ObservationFormat, actions: ActionFormat) -
         action_low=actions.low,
         action_high=actions.high,
         factors=actions.factors,
+        parts=observations.parts,
     )

@@ -41,7 +41,6 @@ class Formats:
     split: the single observations of a batch that is a mapping or tuple of arrays [B, ...]; None for anything
     else.
     act: converts an agent's actions, [B] or [B, *action_shape], to B actions of the environment.
-    parts: where observations are flattened, (path, start, stop) of each part in the vector, in order.
     """
 
     shape: tuple[int, ...]
@@ -49,7 +48,6 @@ class Formats:
     about: str
     split: Callable[[Any], list[Any] | None]
     act: Callable[[npt.NDArray[Any]], Any]
-    parts: tuple[tuple[str, int, int], ...] = ()
 
 
 class Simulators(Protocol):

@@ -1,0 +1,68 @@
+"""Masks of illegal actions, which environments give as a part of their observations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.errors import Refusal
+from murmurate.spec import EnvSpec
+
+PART = "action_mask"  # name of the part of an observation
+LOWEST = -1e8  # of an illegal action: finite, so that a probability of 0 times it is 0
+
+
+class ActionMask(nn.Module):
+    """Gives illegal actions the logit or value ``LOWEST``.
+
+    start, stop: place of the mask in an observation; an action is legal where its number there is above 0.
+    sizes: numbers of values of an action's parts, side by side. Where no value of a part is legal, all are.
+    """
+
+    def __init__(self, start: int, stop: int, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.start, self.stop, self.sizes = start, stop, sizes
+
+    def legal(self, observation: Tensor) -> Tensor:
+        """Observations [..., D], as the environment gives them, to bool [..., A]."""
+        legal = observation[..., self.start : self.stop] > 0
+        return torch.cat([part | ~part.any(-1, keepdim=True) for part in self._split(legal)], -1)
+
+    def random(self, observation: Tensor, generator: torch.Generator) -> Tensor:
+        """Legal actions for observations [B, D], drawn uniformly: [B] int64, or [B, parts] float32."""
+        legal = self.legal(observation).float()
+        drawn = [torch.multinomial(part, 1, generator=generator) for part in self._split(legal)]
+        return drawn[0][:, 0] if len(drawn) == 1 else torch.cat(drawn, 1).float()
+
+    def first_legal(self, observation: Tensor) -> Tensor:
+        """The first legal actions for observations [B, D]: [B] int64, or [B, parts] float32."""
+        first = [part.int().argmax(-1) for part in self._split(self.legal(observation))]
+        return first[0] if len(first) == 1 else torch.stack(first, -1).float()
+
+    def _split(self, values: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(values, list(self.sizes), -1)
+
+    def forward(self, values: Tensor, observation: Tensor) -> Tensor:
+        """Logits or values [..., A] for observations [..., D]: ``LOWEST`` where an action is illegal."""
+        return values.masked_fill(~self.legal(observation), LOWEST)
+
+
+def action_mask(spec: EnvSpec) -> ActionMask | None:
+    """The mask of a world's discrete actions; None if its observations have no part ``action_mask``.
+
+    Where observations are stacked, the newest one's. Raises Refusal for a part that does not have one number
+    for each action.
+    """
+    places = [(start, stop) for name, start, stop, _ in spec.parts if name == PART]
+    if not (places and spec.categorical):
+        return None
+    ((start, stop),) = places
+    sizes = spec.factors or (spec.actions,)
+    if stop - start != sum(sizes):
+        joined = " With --world.joint-actions 0 the parts are chosen independently." * bool(spec.actions)
+        raise Refusal(
+            f"The part {PART} of the observations of {spec.name} has {stop - start} numbers, and must have "
+            f"{sum(sizes)}: one for each action, or each value of each part of an action.{joined}"
+        )
+    earlier = (spec.history - 1) * (spec.observation_shape[0] // spec.history)
+    return ActionMask(earlier + start, earlier + stop, sizes)
