@@ -122,6 +122,7 @@ def files(folder: Path) -> None:
     register = 'gymnasium.register("Warehouse-v0", Warehouse, max_episode_steps=100)\n'
     (folder / "warehouse.py").write_text(warehouse + register)
     (folder / "nets.py").write_text("".join(nets))
+    (folder / "masked.py").write_text(next(block for block in blocks if "class Masked(" in block))
     (folder / "examples").symlink_to(ROOT / "examples")
 
 
