@@ -338,6 +338,8 @@ def test_the_command_of_a_grid_tries_all_of_it_and_prunes_none(tmp_path: Path, m
     assert "--pruner none" in study.command
     assert main([*words, "--trials", "3", "--pruner", "halving"]) == 0
     assert (studies[-1].trials, studies[-1].pruner) == (3, "halving")
+    assert main([*words, "--pruner", "median"]) == 0
+    assert "--pruner median" in studies[-1].command, "without it the command that goes on would prune none"
     capsys.readouterr()
     said = refused(capsys, *words, "--search", "agent.learning-rate=1e-4..1e-2:log")
     assert "Name its values: --search agent.learning-rate=A,B,C" in said
