@@ -124,6 +124,16 @@ def test_columns_that_cannot_be_taken(text, columns, message, tmp_path):
         read_table(tmp_path / "a.csv", columns)
 
 
+@pytest.mark.parametrize("row", ["Poe, E. A.,1,2,3", "Poe,1"])
+def test_a_row_of_another_length_is_refused_where_some_columns_are_taken(row, tmp_path):
+    rows = 'name,x,y\n"Ann, #2",0,1\n"Lee ""H.""\n# and\nothers",4,5\n# a comment, of two\n\n'
+    (tmp_path / "a.csv").write_text(f'{rows}5" pipe,6,7\n')
+    np.testing.assert_array_equal(read_table(tmp_path / "a.csv", ("y",)).values, [[1], [5], [7]])
+    (tmp_path / "a.csv").write_text(f"{rows}{row}\nBo,6,7\n")
+    with pytest.raises(Refusal, match=rf"a\.csv, line 8: the number of values is {row.count(',') + 1}, and"):
+        read_table(tmp_path / "a.csv", ("x",))
+
+
 def test_a_vector_has_one_column(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(5.0))
     with pytest.raises(Refusal, match="no column '3'"):

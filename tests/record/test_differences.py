@@ -65,6 +65,13 @@ def test_other_versions_and_machines_are_named(tmp_path: Path) -> None:
     assert machine(a_run(tmp_path / "unknown")) == ""
 
 
+def test_runs_of_one_seed_in_a_group_are_named(tmp_path: Path) -> None:
+    seeds = [("solo", 0), ("solo", 3), ("solo", 3), ("gala", 0)]
+    runs = [a_run(tmp_path / str(i), seed=k, strategy={"name": name}) for i, (name, k) in enumerate(seeds)]
+    assert "Several runs of solo have the seed 3" in comparison.table(grouped(runs))["note"]
+    assert "have the seed" not in comparison.table(grouped([runs[0], *runs[2:]]))["note"]
+
+
 def test_the_seconds_of_a_simulated_run_depend_on_no_machine(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / cpu, hardware={"cpu": cpu}, simulated={}) for cpu in ("EPYC", "Xeon")]
     assert notes(runs) == []

@@ -326,6 +326,17 @@ def test_a_combination_of_a_grid_that_a_killed_process_had_chosen_is_tried(tmp_p
     assert ours.next(9) is None
 
 
+def test_a_grid_of_another_objective_still_tries_every_combination(tmp_path: Path) -> None:
+    space = [Dimension("agent.steps", choices=tuple(map(str, range(6))))]
+    killed = Trials(tmp_path, space, "maximize", "grid", "none", seed=0)
+    killed.study.enqueue_trial({"agent.steps": "0"})
+    assert killed.renew("minimize")
+    renewed, tried = Trials(tmp_path, space, "minimize", "grid", "none", seed=0), []
+    while (held := renewed.next(9)) is not None:
+        tried.append(held.trial.params["agent.steps"])
+    assert tried == list(space[0].choices)
+
+
 def test_the_command_of_a_grid_tries_all_of_it_and_prunes_none(tmp_path: Path, monkeypatch, capsys) -> None:
     studies: list[Study] = []
     monkeypatch.setattr(Study, "tune", lambda study: studies.append(study) or 0)
@@ -338,6 +349,8 @@ def test_the_command_of_a_grid_tries_all_of_it_and_prunes_none(tmp_path: Path, m
     assert "--pruner none" in study.command
     assert main([*words, "--trials", "3", "--pruner", "halving"]) == 0
     assert (studies[-1].trials, studies[-1].pruner) == (3, "halving")
+    assert main([*words, "--pruner", "median"]) == 0
+    assert "--pruner median" in studies[-1].command, "without it the command that goes on would prune none"
     capsys.readouterr()
     said = refused(capsys, *words, "--search", "agent.learning-rate=1e-4..1e-2:log")
     assert "Name its values: --search agent.learning-rate=A,B,C" in said

@@ -116,9 +116,10 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _tune_words(options: argparse.Namespace) -> list[str]:
-    """The study's options that differ from their defaults, and --trials: with them the study goes on."""
+    """The study's options that differ from their defaults, --trials and --pruner (whose defaults the sampler
+    decides): with them the study goes on."""
     words: list[str] = []
-    defaults = {"sampler": "tpe", "pruner": "median", "jobs": 1}
+    defaults = {"sampler": "tpe", "jobs": 1}
     for name in _TUNE_OPTIONS:
         value = getattr(options, name)
         if value is not None and value != defaults.get(name):

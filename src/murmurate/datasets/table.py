@@ -8,7 +8,7 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -135,7 +135,8 @@ def _read(path: Path, columns: Sequence[str]) -> NDArray[Any]:
         with warnings.catch_warnings(), _text(path) as lines:
             warnings.filterwarnings("ignore", message=".*input contained no data")
             return np.loadtxt(
-                lines,
+                # numpy does not count the values of rows of which it takes some
+                _counted(lines, path, layout) if chosen else lines,
                 delimiter=layout.separator,
                 quotechar='"',
                 skiprows=layout.skipped,
@@ -207,7 +208,7 @@ def _layout(path: Path, named: set[str]) -> _Layout:
         for number, line in enumerate(lines):
             if number == _LONGEST_HEADER:
                 raise Refusal(f"its first {_LONGEST_HEADER:,} lines hold no row.")
-            separator = next((s for s in _SEPARATORS if s in line.partition("#")[0].strip()), None)
+            separator = next((s for s in _SEPARATORS if s in _uncommented(line).strip()), None)
             cells = _cells(line, separator)
             if not cells:
                 continue
@@ -231,11 +232,55 @@ def _names(line: str, separator: str | None) -> list[str]:
 
 
 def _cells(line: str, separator: str | None) -> list[str]:
-    """What is between the separators of a line, without quotes; nothing for a blank line or a comment."""
-    text = line.partition("#")[0].strip(" \r\n" if separator == "\t" else None)
+    """What is between the separators of a row, without quotes; nothing for a blank line or a comment."""
+    text = _uncommented(line).strip(" \r\n" if separator == "\t" else None)
     if separator is None or not text:
         return text.split()
     return [cell.strip() for cell in next(csv.reader([text], delimiter=separator))]
+
+
+def _uncommented(line: str) -> str:
+    """``line`` up to a # outside of quotes."""
+    pieces = line.split('"')
+    end = next((k for k in range(0, len(pieces), 2) if "#" in pieces[k]), None)
+    return line if end is None else '"'.join([*pieces[:end], pieces[end].partition("#")[0]])
+
+
+def _rows(lines: Iterable[str], separator: str | None) -> Iterator[tuple[int, str]]:
+    """(number of its first line, from 1; text) of each row: a quoted value may have several lines."""
+    row, first, is_open = "", 1, False
+    for number, line in enumerate(lines, 1):
+        first = first if row else number
+        row += line
+        if '"' in line:
+            is_open = row.count('"') % 2 == 1 and _ends_in_quotes(row, separator)
+        if not is_open:
+            yield first, row
+            row = ""
+    if row:
+        yield first, row
+
+
+def _ends_in_quotes(row: str, separator: str | None) -> bool:
+    """Whether a quote is open at the end of ``row``: quotes within a value, as in 5" x 7, open none."""
+    if separator is None:
+        return False
+    longer = row.rstrip("\r\n") + f"{separator}0"  # in an open quote, the 0 is no value of its own
+    return len(_cells(longer, separator)) == len(_cells(row, separator))
+
+
+def _counted(lines: Iterable[str], path: Path, layout: _Layout) -> Iterator[str]:
+    """``lines``. Raises Refusal for a row of another number of values than the first one."""
+    for number, row in _rows(lines, layout.separator):
+        if number > layout.skipped and row.count(layout.separator or " ") != layout.columns - 1:
+            count = len(_cells(row, layout.separator))
+            if count not in (0, layout.columns):
+                raise Refusal(f"{path}, line {number}: {_wrong_count(count, layout.columns)}")
+        yield row
+
+
+def _wrong_count(values: int, columns: int) -> str:
+    return f"the number of values is {values}, and of columns {columns}. Correct this line."
 
 
 def _first_fault(path: Path, layout: _Layout, chosen: list[int], near: int) -> str:
@@ -246,7 +291,7 @@ def _first_fault(path: Path, layout: _Layout, chosen: list[int], near: int) -> s
     """
     fault, columns, rows = "", 0, 0
     with _text(path) as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in _rows(lines, layout.separator):
             if number <= layout.skipped or not line.partition("#")[0].strip(" \r\n"):
                 continue
             rows += 1
@@ -257,7 +302,7 @@ def _first_fault(path: Path, layout: _Layout, chosen: list[int], near: int) -> s
                 continue
             columns = columns or len(cells)
             if len(cells) != columns:
-                fault = f"the number of values is {len(cells)}, and of columns {columns}. Correct this line."
+                fault = _wrong_count(len(cells), columns)
             elif wrong := [k for k in chosen or range(len(cells)) if not _is_number(cells[k])]:
                 fault = _fault_of(cells[wrong[0]], wrong[0], layout.names)
             if fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -176,6 +177,13 @@ def _note(shown: Sequence[RunGroup], references: Mapping[str, tuple[float, str]]
             "runs, and for the reference return their medians, in which a run that never reached it is the "
             "last."
         )
+    for group in shown:
+        seeds = Counter(seed for run in group.runs if (seed := run.run.get("seed")) is not None)
+        if repeated := [str(seed) for seed, count in seeds.items() if count > 1]:
+            sentences.append(
+                f"Several runs of {group.label} have the seed {', '.join(repeated)}: where nothing but the "
+                "seed makes runs differ they are the same run, counted more than once."
+            )
     if references:
         sentences.append("A return is reached by the mean of the last 100 episodes of all replicas together.")
     for world, (value, why) in references.items():

@@ -11,11 +11,11 @@ from murmurate.record.runs import Axis
 _METRICS = ("return_mean", "success_rate", "env_steps_per_second", "disagreement")
 
 
-def curve_numbers(groups: Sequence[RunGroup]) -> dict[str, Any]:
-    """Of each metric that the page draws, along each axis, the "curves" of each group; the "evaluations" of
-    each run that was evaluated while it learned."""
+def curve_numbers(groups: Sequence[RunGroup], more: Sequence[str] = ()) -> dict[str, Any]:
+    """Of each metric that the page draws, ``more`` among them, along each axis, the "curves" of each group;
+    the "evaluations" of each run that was evaluated while it learned."""
     first = groups[0].runs[0]
-    metrics = dict.fromkeys((*_METRICS, *(curve["metric"] for curve in first.curves)))
+    metrics = dict.fromkeys((*_METRICS, *(curve["metric"] for curve in first.curves), *more))
     curves = [
         {
             "group": group.label,

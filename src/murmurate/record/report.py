@@ -61,7 +61,7 @@ def report(
         page = render(shown, data, [run.folder for run in runs])
         if numbers is not None and len(runs) > 1:
             # not in the page, which they would make several times larger
-            data |= _finite(curve_numbers(grouped(runs)))
+            data |= _finite(curve_numbers(grouped(runs), metrics))
     except UNSOUND as error:  # the values are of the right kinds, but make no sense together
         folders = " and ".join(str(run.folder) for run in runs)
         raise Refusal(

@@ -156,6 +156,8 @@ class Trials:
             path.unlink(missing_ok=True)
             renewed = _opened(path, direction)
             for trial in trials:
+                if trial.state.name == "WAITING":  # of a grid, whose combination is still to be tried
+                    continue
                 same = {"state": trial.state, "params": trial.params, "distributions": trial.distributions}
                 renewed.add_trial(optuna.trial.create_trial(**same, user_attrs=trial.user_attrs))
             for study in (renewed, self.study):
