@@ -77,6 +77,26 @@ def shared(spec: EnvSpec, hidden: Any) -> Any:
     return made
 
 
+ONE = Joined(5)
+
+
+def one_critic(spec: EnvSpec, hidden: Any) -> Any:
+    made = of_outputs(2)
+    made.critic = ONE
+    return made
+
+
+class Blind(Joined):
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        return super().forward(observation, torch.zeros_like(action))
+
+
+def blind_critic(spec: EnvSpec, hidden: Any) -> Any:
+    made = of_outputs(2)
+    made.critic = Blind(5)
+    return made
+
+
 def without_critic(spec: EnvSpec, hidden: Any) -> Any:
     return nn.Linear(3, 2)
 
@@ -194,6 +214,8 @@ def test_sac_learns_from_images_with_nets_of_one_s_own() -> None:
         (SAC(), "deterministic", r"policy of .* must return \[B, 4\], and .* returns \[2, 2\]"),
         (TD3(), "gaussian", r"policy of .* must return \[B, 2\], and .* returns \[2, 4\]"),
         (TD3(), "shared", "share parameters"),
+        (TD3(), "one_critic", "share parameters"),
+        (DDPG(), "blind_critic", "ignores the action"),
         (TD3(), "without_critic", "the torch modules policy and critic, and it makes one of type Linear"),
         (TD3(), "nowhere", "nowhere"),
         (TD3(precision="bfloat16"), "deterministic", "with network use float32"),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.nets.own_network import made_by
-from murmurate.nets.torso import described, trial_result
+from murmurate.nets.torso import described, in_evaluation_mode, trial_result
 from murmurate.spec import EnvSpec, derive_generator
 
 _ALL = slice(None)
@@ -128,7 +128,7 @@ def own_nets(
     """(policy, ``critics`` critics), made by ``network``, with the initial weights that it draws.
 
     Raises ValueError if there is no such class or function, if it raises, if its modules return other shapes,
-    and if policy and critic share parameters.
+    if policy and critics share parameters, and if the critic does not depend on the action.
     """
     made = [_modules(spec, network, hidden, generator)]
     for member in range(1, critics):
@@ -136,10 +136,12 @@ def own_nets(
             _modules(spec, network, hidden, derive_generator(generator.initial_seed(), "critic", member))
         )
     policy, first = made[0]
-    if {*map(id, policy.parameters())} & {*map(id, first.parameters())}:
+    nets = policy, *(critic for _, critic in made)
+    parameters = [id(parameter) for net in nets for parameter in net.parameters()]
+    if len({*parameters}) < len(parameters):
         raise ValueError(
-            f"the policy and the critic of {network} share parameters, and each has an optimizer and target "
-            "of its own: give each its own layers"
+            f"the policy and the critics of {network} share parameters, and each learns by itself: make new "
+            "layers for each, in every call"
         )
     dimensions = math.prod(spec.action_shape)
     size = dimensions if deterministic else 2 * dimensions
@@ -154,6 +156,14 @@ def own_nets(
         raise ValueError(
             f"the critic of {network} must return values [B], and for 2 observations and actions it returns "
             f"{described(result)}"
+        )
+    action = torch.zeros(2, dimensions, requires_grad=True)
+    observation = torch.zeros(2, *spec.observation_shape, dtype=spec.observation_dtype)
+    with in_evaluation_mode(first), torch.enable_grad():
+        value = first(observation, action).sum()
+    if not value.requires_grad or torch.autograd.grad(value, action, allow_unused=True)[0] is None:
+        raise ValueError(
+            f"the policy follows the gradient of the critic of {network}, which ignores the action"
         )
     return OwnNets([policy], spec, normalized), OwnNets([critic for _, critic in made], spec, normalized)
 

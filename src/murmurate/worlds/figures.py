@@ -18,8 +18,8 @@ _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}")
 
 
 def figures_of(info: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of the episode that ends with this info; none where the environment gives none. A number that
-    is not finite counts as missing: one of them would make the mean of all episodes NaN.
+    """The figures of the episode that ends with this info; none where the environment gives none. A number
+    that is not finite counts as missing: one of them would make the mean of all episodes NaN.
 
     Raises ``ValueError`` for anything but a few named numbers.
     """
