@@ -56,6 +56,23 @@ class Pair(Sum):
         return torch.zeros(batch, 3), torch.zeros(batch, 3)
 
 
+class Raises(Sum):
+    def initial_memory(self, batch: int) -> Tensor:
+        raise KeyError("size")
+
+
+class Layers(Sum):
+    """Its memory is that of each of several layers."""
+
+    def initial_memory(self, batch: int) -> Tensor:
+        return torch.zeros(batch, 1, 3)
+
+
+class Single(Sum):
+    def initial_memory(self, batch: int) -> Tensor:
+        return torch.zeros(1, 3)
+
+
 class Forgetful(Sum):
     def forward(self, observation: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         return observation[:, :2], observation[:, 2], None
@@ -86,7 +103,7 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("their_nets")
     for name, value in {
         "Both": Both, "Sum": Sum, "q": _q, "Blind": Blind, "Counting": Counting, "Pair": Pair,
-        "Forgetful": Forgetful,
+        "Forgetful": Forgetful, "Raises": Raises, "Layers": Layers, "Single": Single,
         "Wide": lambda spec, hidden: nn.Linear(3, 5),
         "single": lambda spec, hidden: nn.Linear(3, 2),
         "narrow": lambda spec, hidden: Both(VECTORS, hidden),
@@ -168,6 +185,9 @@ def test_action_values() -> None:
             "their_nets:narrow",
             r"must return parameters \[B, 2\] and values \[B\].*returns \(\[2, 8\], \[2, 1\]\)",
         ),
+        ("their_nets:Raises", "initial_memory of the net their_nets:Raises raised KeyError: 'size'"),
+        ("their_nets:Layers", r"initial_memory .* \[B, M\], and for B = 2 it returns \[2, 1, 3\]"),
+        ("their_nets:Single", r"initial_memory .* \[B, M\], and for B = 2 it returns \[1, 3\]"),
         ("their_nets:Pair", r"initial_memory .* must return a tensor \[B, M\], .* \(\[2, 3\], \[2, 3\]\)"),
         (
             "their_nets:Forgetful",

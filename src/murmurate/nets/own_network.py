@@ -69,7 +69,7 @@ class OwnActorCritic(nn.Module):
         initial: Tensor = self.network.initial_memory(batch).to(first.device)  # type: ignore[operator]
         memory = memory.to(first.device)
         for seen, begins in zip(observation.unbind(0), first.unbind(0), strict=True):
-            memory = torch.where(begins.view(-1, *[1] * (initial.dim() - 1)), initial, memory)
+            memory = torch.where(begins[:, None], initial, memory)
             policy, value, memory = self.network(self._normalised(seen), memory)
             policies.append(policy.float())
             values.append(value.reshape(batch).float())
@@ -127,10 +127,14 @@ def policy_value_net(
         raise ValueError("recurrent is an LSTM behind a torso, and network is a whole net: leave one out")
     net = OwnActorCritic(_make_net(spec, network, hidden, generator), observation_normalizer(spec, normalize))
     size = spec.actions or sum(spec.factors) or 2 * math.prod(spec.action_shape)
-    memory = net.initial_memory(2)
-    if not isinstance(memory, Tensor | None):
+    try:
+        memory = net.initial_memory(2)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise ValueError(f"initial_memory of the net {network} raised {cause}") from error
+    if memory is not None and not (isinstance(memory, Tensor) and memory.ndim == 2 and len(memory) == 2):
         raise ValueError(
-            f"initial_memory of the net {network} must return a tensor [B, M], and it returns "
+            f"initial_memory of the net {network} must return a tensor [B, M], and for B = 2 it returns "
             f"{described(memory)}"
         )
     memories = () if memory is None else (memory,)
