@@ -77,6 +77,12 @@ def shared(spec: EnvSpec, hidden: Any) -> Any:
     return made
 
 
+def lazy(spec: EnvSpec, hidden: Any) -> Any:
+    critic = Joined(5)
+    critic.value = nn.LazyLinear(1)
+    return SimpleNamespace(policy=nn.LazyLinear(2), critic=critic)
+
+
 ONE = Joined(5)
 
 
@@ -194,6 +200,14 @@ def test_updates_are_those_of_the_agent_s_own_nets(config: Any, net: str) -> Non
 def test_twin_critics_begin_with_weights_of_their_own() -> None:
     one, other = core(agent(TD3(), network=NAME + "deterministic")).critics.nets
     assert not torch.equal(linears(one)[0].weight, linears(other)[0].weight)
+
+
+def test_layers_that_draw_weights_in_the_first_call_draw_them_from_the_seed() -> None:
+    first, second = (agent(TD3(), network=NAME + "lazy") for _ in range(2))
+    assert torch.equal(first.replicas["policy"].params, second.replicas["policy"].params)
+    assert torch.equal(first.replicas["critic"].params, second.replicas["critic"].params)
+    one, other = (net.value.weight for net in first.critics.nets)
+    assert not torch.equal(one, other)
 
 
 def test_sac_learns_from_images_with_nets_of_one_s_own() -> None:

@@ -34,6 +34,16 @@ class Both(nn.Module):
         return self.policy(observation), self.value(observation)
 
 
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(3)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.layer(observation)
+        return out[:, :2], out[:, 2]
+
+
 class Sum(nn.Module):
     """Its memory is the sum of an episode's observations, and its policy and value are that sum."""
 
@@ -107,6 +117,7 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
         "Wide": lambda spec, hidden: nn.Linear(3, 5),
         "single": lambda spec, hidden: nn.Linear(3, 2),
         "narrow": lambda spec, hidden: Both(VECTORS, hidden),
+        "lazy": lambda spec, hidden: Lazy(),
         "number": lambda spec, hidden: 3,
         "broken": lambda spec: None,
     }.items():  # fmt: skip
@@ -137,6 +148,12 @@ def test_weights_are_drawn_from_the_seed_alone() -> None:
     torch.rand(1)
     for name, values in _net("their_nets:Both").state_dict().items():
         assert torch.equal(values, first[name])
+
+
+def test_layers_that_draw_weights_in_the_first_call_draw_them_from_the_seed() -> None:
+    first, second = (_net("their_nets:lazy").state_dict() for _ in range(2))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 def test_memory_is_that_of_the_episode() -> None:
