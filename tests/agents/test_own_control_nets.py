@@ -77,6 +77,32 @@ def shared(spec: EnvSpec, hidden: Any) -> Any:
     return made
 
 
+def lazy(spec: EnvSpec, hidden: Any) -> Any:
+    critic = Joined(5)
+    critic.value = nn.LazyLinear(1)
+    return SimpleNamespace(policy=nn.LazyLinear(2), critic=critic)
+
+
+ONE = Joined(5)
+
+
+def one_critic(spec: EnvSpec, hidden: Any) -> Any:
+    made = of_outputs(2)
+    made.critic = ONE
+    return made
+
+
+class Blind(Joined):
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        return super().forward(observation, torch.zeros_like(action))
+
+
+def blind_critic(spec: EnvSpec, hidden: Any) -> Any:
+    made = of_outputs(2)
+    made.critic = Blind(5)
+    return made
+
+
 def without_critic(spec: EnvSpec, hidden: Any) -> Any:
     return nn.Linear(3, 2)
 
@@ -176,6 +202,14 @@ def test_twin_critics_begin_with_weights_of_their_own() -> None:
     assert not torch.equal(linears(one)[0].weight, linears(other)[0].weight)
 
 
+def test_layers_that_draw_weights_in_the_first_call_draw_them_from_the_seed() -> None:
+    first, second = (agent(TD3(), network=NAME + "lazy") for _ in range(2))
+    assert torch.equal(first.replicas["policy"].params, second.replicas["policy"].params)
+    assert torch.equal(first.replicas["critic"].params, second.replicas["critic"].params)
+    one, other = (net.value.weight for net in first.critics.nets)
+    assert not torch.equal(one, other)
+
+
 def test_sac_learns_from_images_with_nets_of_one_s_own() -> None:
     made = agent(SAC(critic_rate=1e-2), IMAGES, Replica, network=NAME + "pixels")
     data = sample(1, IMAGES, torch.float32)
@@ -194,6 +228,8 @@ def test_sac_learns_from_images_with_nets_of_one_s_own() -> None:
         (SAC(), "deterministic", r"policy of .* must return \[B, 4\], and .* returns \[2, 2\]"),
         (TD3(), "gaussian", r"policy of .* must return \[B, 2\], and .* returns \[2, 4\]"),
         (TD3(), "shared", "share parameters"),
+        (TD3(), "one_critic", "share parameters"),
+        (DDPG(), "blind_critic", "ignores the action"),
         (TD3(), "without_critic", "the torch modules policy and critic, and it makes one of type Linear"),
         (TD3(), "nowhere", "nowhere"),
         (TD3(precision="bfloat16"), "deterministic", "with network use float32"),

@@ -34,6 +34,16 @@ class Both(nn.Module):
         return self.policy(observation), self.value(observation)
 
 
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(3)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.layer(observation)
+        return out[:, :2], out[:, 2]
+
+
 class Sum(nn.Module):
     """Its memory is the sum of an episode's observations, and its policy and value are that sum."""
 
@@ -54,6 +64,23 @@ class Pair(Sum):
 
     def initial_memory(self, batch: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return torch.zeros(batch, 3), torch.zeros(batch, 3)
+
+
+class Raises(Sum):
+    def initial_memory(self, batch: int) -> Tensor:
+        raise KeyError("size")
+
+
+class Layers(Sum):
+    """Its memory is that of each of several layers."""
+
+    def initial_memory(self, batch: int) -> Tensor:
+        return torch.zeros(batch, 1, 3)
+
+
+class Single(Sum):
+    def initial_memory(self, batch: int) -> Tensor:
+        return torch.zeros(1, 3)
 
 
 class Forgetful(Sum):
@@ -86,10 +113,11 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("their_nets")
     for name, value in {
         "Both": Both, "Sum": Sum, "q": _q, "Blind": Blind, "Counting": Counting, "Pair": Pair,
-        "Forgetful": Forgetful,
+        "Forgetful": Forgetful, "Raises": Raises, "Layers": Layers, "Single": Single,
         "Wide": lambda spec, hidden: nn.Linear(3, 5),
         "single": lambda spec, hidden: nn.Linear(3, 2),
         "narrow": lambda spec, hidden: Both(VECTORS, hidden),
+        "lazy": lambda spec, hidden: Lazy(),
         "number": lambda spec, hidden: 3,
         "broken": lambda spec: None,
     }.items():  # fmt: skip
@@ -120,6 +148,12 @@ def test_weights_are_drawn_from_the_seed_alone() -> None:
     torch.rand(1)
     for name, values in _net("their_nets:Both").state_dict().items():
         assert torch.equal(values, first[name])
+
+
+def test_layers_that_draw_weights_in_the_first_call_draw_them_from_the_seed() -> None:
+    first, second = (_net("their_nets:lazy").state_dict() for _ in range(2))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 def test_memory_is_that_of_the_episode() -> None:
@@ -168,6 +202,9 @@ def test_action_values() -> None:
             "their_nets:narrow",
             r"must return parameters \[B, 2\] and values \[B\].*returns \(\[2, 8\], \[2, 1\]\)",
         ),
+        ("their_nets:Raises", "initial_memory of the net their_nets:Raises raised KeyError: 'size'"),
+        ("their_nets:Layers", r"initial_memory .* \[B, M\], and for B = 2 it returns \[2, 1, 3\]"),
+        ("their_nets:Single", r"initial_memory .* \[B, M\], and for B = 2 it returns \[1, 3\]"),
         ("their_nets:Pair", r"initial_memory .* must return a tensor \[B, M\], .* \(\[2, 3\], \[2, 3\]\)"),
         (
             "their_nets:Forgetful",

@@ -43,6 +43,7 @@ def test_numbers_of_any_kind_are_figures() -> None:
     given = {"hits": np.int64(3), "energy": np.array([1.5]), "fell": True}
     assert figures_of({"figures": given}) == {"hits": 3.0, "energy": 1.5, "fell": 1.0}
     assert figures_of({}) == {}
+    assert figures_of({"figures": {"slip": np.nan, "hits": 1, "far": -np.inf}}) == {"hits": 1.0}
 
 
 def test_actors_pass_on_figures_of_any_name_and_number() -> None:

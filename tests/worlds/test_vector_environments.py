@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 from resuming import play, same_steps
 
@@ -139,3 +139,46 @@ def test_what_fails_ends_the_run_with_its_cause(action: int, words: str) -> None
     simulators.reset(0)
     with pytest.raises(RunFailed, match=words):
         play(simulators, torch.tensor([action]))
+
+
+class Fails(VectorEnv):  # type: ignore[type-arg]
+    """Two environments that end at once, and return something else than they should."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    num_envs = 2
+    single_observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    single_action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, width: int = 3, ends: int = 2, **info: Any) -> None:
+        seen, over = np.zeros((2, width), np.float32), np.ones(ends, np.bool_)
+        self.result = seen, np.zeros(2), over, over, {"final_obs": seen, "final_info": info}
+
+    def reset(self, **options: Any) -> Any:
+        return np.zeros((2, 3), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"width": 4}, r"ValueError in step: its observation has the shape \[4\], not \[3\]"),
+        ({"ends": 3}, "Error in step"),
+        ({"success": np.zeros((2, 2))}, "in step: success in its info is .* it must be one truth value"),
+        ({"figures": {"joint torque": np.ones(2)}}, "in step: a figure in its info is called 'joint torque'"),
+    ],
+)
+def test_what_a_step_returns_by_mistake_ends_the_run_with_its_cause(wrong: Any, words: str) -> None:
+    simulators = VectorSimulators("fails", lambda: Fails(**wrong), 2, 0)
+    simulators.reset(0)
+    with pytest.raises(RunFailed, match=words):
+        play(simulators, torch.zeros(2, dtype=torch.int64))
+
+
+def test_what_a_reset_returns_by_mistake_ends_the_run_with_its_cause() -> None:
+    env = Fails()
+    simulators = VectorSimulators("fails", lambda: env, 2, 0)
+    env.reset = lambda **options: (np.zeros((2, 4), np.float32), {})  # type: ignore[method-assign]
+    with pytest.raises(RunFailed, match=r"ValueError in reset: its observation has the shape \[4\]"):
+        simulators.reset(0)

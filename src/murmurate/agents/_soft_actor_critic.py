@@ -62,8 +62,9 @@ class SoftActorCritic:
     """A squashed Gaussian policy, two critics and a temperature: the replicas ``policy``, ``critic`` and
     ``temperature``. A constant temperature has no replica.
 
-    config: a ``SAC``, or another config with its fields. Gradients are computed without autograd: see
-    ``nets.passes``. Raises ValueError for discrete or unbounded actions, and for images.
+    config: a ``SAC``, or another config with its fields. Gradients are computed without autograd (see
+    ``nets.passes``), but for nets of the user's own. Raises ValueError for discrete or unbounded actions, for
+    images without such nets, and as ``own_nets``.
     """
 
     def __init__(self, config: Any, context: Context) -> None:

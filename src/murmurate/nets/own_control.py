@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.nets.own_network import made_by
-from murmurate.nets.torso import described, trial_result
+from murmurate.nets.torso import described, in_evaluation_mode, seeded_by, trial_result
 from murmurate.spec import EnvSpec, derive_generator
 
 _ALL = slice(None)
@@ -128,44 +128,53 @@ def own_nets(
     """(policy, ``critics`` critics), made by ``network``, with the initial weights that it draws.
 
     Raises ValueError if there is no such class or function, if it raises, if its modules return other shapes,
-    and if policy and critic share parameters.
+    if policy and critics share parameters, and if the critic does not depend on the action.
     """
-    made = [_modules(spec, network, hidden, generator)]
-    for member in range(1, critics):
-        made.append(
-            _modules(spec, network, hidden, derive_generator(generator.initial_seed(), "critic", member))
-        )
-    policy, first = made[0]
-    if {*map(id, policy.parameters())} & {*map(id, first.parameters())}:
-        raise ValueError(
-            f"the policy and the critic of {network} share parameters, and each has an optimizer and target "
-            "of its own: give each its own layers"
-        )
     dimensions = math.prod(spec.action_shape)
     size = dimensions if deterministic else 2 * dimensions
-    result = trial_result(f"the policy of {network}", policy, spec)
-    if not isinstance(result, Tensor) or result.shape != (2, size):
+    seed = generator.initial_seed()
+    generators = [generator, *(derive_generator(seed, "critic", member) for member in range(1, critics))]
+    made = [_modules(spec, network, hidden, size, each) for each in generators]
+    policy, first = made[0]
+    nets = policy, *(critic for _, critic in made)
+    parameters = [id(parameter) for net in nets for parameter in net.parameters()]
+    if len({*parameters}) < len(parameters):
         raise ValueError(
-            f"the policy of {network} must return [B, {size}], and for 2 observations it returns "
-            f"{described(result)}"
+            f"the policy and the critics of {network} share parameters, and each learns by itself: make new "
+            "layers for each, in every call"
         )
-    result = trial_result(f"the critic of {network}", first, spec, torch.zeros(2, dimensions))
-    if not isinstance(result, Tensor) or result.shape not in ((2,), (2, 1)):
-        raise ValueError(
-            f"the critic of {network} must return values [B], and for 2 observations and actions it returns "
-            f"{described(result)}"
-        )
+    action = torch.zeros(2, dimensions, requires_grad=True)
+    observation = torch.zeros(2, *spec.observation_shape, dtype=spec.observation_dtype)
+    with in_evaluation_mode(first), torch.enable_grad():
+        value = first(observation, action).sum()
+    if not value.requires_grad or torch.autograd.grad(value, action, allow_unused=True)[0] is None:
+        raise ValueError(f"the critic of {network} ignores the action, and the policy follows its gradient")
     return OwnNets([policy], spec, normalized), OwnNets([critic for _, critic in made], spec, normalized)
 
 
 def _modules(
-    spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator
+    spec: EnvSpec, network: str, hidden: Sequence[int], size: int, generator: torch.Generator
 ) -> tuple[nn.Module, nn.Module]:
-    made = made_by(network, spec, hidden, generator)
-    policy, critic = getattr(made, "policy", None), getattr(made, "critic", None)
-    if not (isinstance(policy, nn.Module) and isinstance(critic, nn.Module)):
+    """(policy, critic) of a new object. size: numbers that the policy returns for an observation."""
+    with seeded_by(generator):
+        made = made_by(network, spec, hidden)
+        policy, critic = getattr(made, "policy", None), getattr(made, "critic", None)
+        if not (isinstance(policy, nn.Module) and isinstance(critic, nn.Module)):
+            raise ValueError(
+                f"{network} must make an object with the torch modules policy and critic, and it makes one "
+                f"of type {type(made).__name__}"
+            )
+        output = trial_result(f"the policy of {network}", policy, spec)
+        action = torch.zeros(2, math.prod(spec.action_shape))
+        value = trial_result(f"the critic of {network}", critic, spec, action)
+    if not isinstance(output, Tensor) or output.shape != (2, size):
         raise ValueError(
-            f"{network} must make an object with the torch modules policy and critic, and it makes one of "
-            f"type {type(made).__name__}"
+            f"the policy of {network} must return [B, {size}], and for 2 observations it returns "
+            f"{described(output)}"
+        )
+    if not isinstance(value, Tensor) or value.shape not in ((2,), (2, 1)):
+        raise ValueError(
+            f"the critic of {network} must return values [B], and for 2 observations and actions it returns "
+            f"{described(value)}"
         )
     return policy, critic

@@ -73,7 +73,7 @@ class OwnActorCritic(nn.Module):
         initial: Tensor = self.network.initial_memory(batch).to(first.device)  # type: ignore[operator]
         memory = memory.to(first.device)
         for seen, begins in zip(observation.unbind(0), first.unbind(0), strict=True):
-            memory = torch.where(begins.view(-1, *[1] * (initial.dim() - 1)), initial, memory)
+            memory = torch.where(begins[:, None], initial, memory)
             policy, value, memory = self.network(self._normalised(seen), memory)
             policies.append(self._masked(policy, seen))
             values.append(value.reshape(batch).float())
@@ -135,16 +135,21 @@ def policy_value_net(
     if recurrent:
         raise ValueError("recurrent is an LSTM behind a torso, and network is a whole net: leave one out")
     normalizer, mask = observation_normalizer(spec, normalize), action_mask(spec)
-    net = OwnActorCritic(_make_net(spec, network, hidden, generator), normalizer, mask)
+    with seeded_by(generator):
+        net = OwnActorCritic(_make_net(spec, network, hidden), normalizer, mask)
+        try:
+            memory = net.initial_memory(2)
+        except Exception as error:
+            cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            raise ValueError(f"initial_memory of the net {network} raised {cause}") from error
+        if memory is not None and not (isinstance(memory, Tensor) and memory.ndim == 2 and len(memory) == 2):
+            raise ValueError(
+                f"initial_memory of the net {network} must return a tensor [B, M], and for B = 2 it returns "
+                f"{described(memory)}"
+            )
+        memories = () if memory is None else (memory,)
+        result = trial_result(f"the net {network}", net.network, spec, *memories)
     size = spec.actions or sum(spec.factors) or 2 * math.prod(spec.action_shape)
-    memory = net.initial_memory(2)
-    if not isinstance(memory, Tensor | None):
-        raise ValueError(
-            f"initial_memory of the net {network} must return a tensor [B, M], and it returns "
-            f"{described(memory)}"
-        )
-    memories = () if memory is None else (memory,)
-    result = trial_result(f"the net {network}", net.network, spec, *memories)
     count = 2 if memory is None else 3
     is_right = isinstance(result, tuple) and all(isinstance(part, Tensor) for part in result)
     if not is_right or len(result) != count:
@@ -179,8 +184,9 @@ def action_value_net(
             spec, generator=generator, torso=torso, hidden=hidden, dueling=dueling, normalize=normalize
         )
     normalizer, mask = observation_normalizer(spec, normalize), action_mask(spec)
-    net = OwnQNetwork(_make_net(spec, network, hidden, generator), normalizer, mask)
-    result = trial_result(f"the net {network}", net.network, spec)
+    with seeded_by(generator):
+        net = OwnQNetwork(_make_net(spec, network, hidden), normalizer, mask)
+        result = trial_result(f"the net {network}", net.network, spec)
     if not isinstance(result, Tensor) or result.shape != (2, spec.actions):
         raise ValueError(
             f"the net {network} must return action values [B, {spec.actions}], and for 2 observations it "
@@ -202,15 +208,17 @@ def refuse_low_precision(network: str, precision: str) -> None:
         raise ValueError("precision bfloat16 is for torsos, and network is a whole net: use float32")
 
 
-def made_by(network: str, spec: EnvSpec, hidden: Sequence[int], generator: torch.Generator) -> Any:
-    """What the class or function ``network`` makes; layers draw their initial weights by ``generator``'s
-    seed. Raises ValueError if there is none, or if it raises."""
-    with seeded_by(generator):
-        return plugins.call_named(network, "net", _OPTION, spec, hidden)
+def made_by(network: str, spec: EnvSpec, hidden: Sequence[int]) -> Any:
+    """What the class or function ``network`` makes. Raises ValueError if there is none, or if it raises.
+
+    Call it, and then the net for the first time, in one context ``seeded_by``: lazy layers draw their initial
+    weights in the first call.
+    """
+    return plugins.call_named(network, "net", _OPTION, spec, hidden)
 
 
-def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
-    net = made_by(network, spec, hidden, generator)
+def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int]) -> nn.Module:
+    net = made_by(network, spec, hidden)
     if not isinstance(net, nn.Module):
         raise ValueError(f"the net {network} is of type {type(net).__name__}, and must be a torch.nn.Module")
     return net

@@ -5,6 +5,7 @@ Imports no torch, so that the game server (``_game_server.py``) can use it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,8 @@ _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}")
 
 
 def figures_of(info: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of the episode that ends with this info; none where the environment gives none.
+    """The figures of the episode that ends with this info; none where the environment gives none. A number
+    that is not finite counts as missing: one of them would make the mean of all episodes NaN.
 
     Raises ``ValueError`` for anything but a few named numbers.
     """
@@ -28,7 +30,8 @@ def figures_of(info: Mapping[str, Any]) -> dict[str, float]:
         raise ValueError(f"figures in its info is {given!r}: it must be a dict of numbers")
     if len(given) > MOST_FIGURES:
         raise ValueError(f"its info has {len(given)} figures: there can be at most {MOST_FIGURES}")
-    return {_checked(name): _number(name, value) for name, value in given.items()}
+    numbers = {_checked(name): _number(name, value) for name, value in given.items()}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _checked(name: Any) -> str:

@@ -74,8 +74,8 @@ class VectorSimulators:
     def reset(self, seed: int) -> TimeStep:
         seeds = [simulator_seed(seed, self._first + b) for b in range(self.size)]
         self._counter.clear()
-        raw, _ = self._guarded("reset", lambda: self._seeded(seeds))
-        return first_step(torch.from_numpy(self._converted(raw)))
+        observation = self._guarded("reset", lambda: self._converted(self._seeded(seeds)[0]))
+        return first_step(torch.from_numpy(observation))
 
     def _seeded(self, seeds: list[int]) -> Any:
         """What the environment's ``reset`` returns. Of seeds that it refuses it gets the remainders, as in
@@ -98,7 +98,11 @@ class VectorSimulators:
         self._action = concatenate(space, actions, empty)
 
     def receive(self) -> TimeStep:
-        raw, reward, terminated, truncated, info = self._guarded("step", lambda: self._env.step(self._action))
+        step: TimeStep = self._guarded("step", self._step)
+        return step
+
+    def _step(self) -> TimeStep:
+        raw, reward, terminated, truncated, info = self._env.step(self._action)
         reward, terminated = self._rewards(reward), np.array(terminated, np.bool_)
         truncated = np.array(truncated, np.bool_) & ~terminated
         observation = self._converted(raw)
@@ -151,9 +155,11 @@ class VectorSimulators:
         return f"the environment {self.spec.name} (simulators {self._first} and up)"
 
     def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
-        """What ``call`` returns. Raises ``RunFailed`` if it raises."""
+        """What ``call`` returns. Raises ``RunFailed`` if it raises, also for what cannot be converted."""
         try:
             return call()
+        except (Refusal, RunFailed):
+            raise
         except Exception as problem:
             raise RunFailed(
                 f"{self._place} raised {type(problem).__name__} in {what}: {problem}{noted(problem)}. "
