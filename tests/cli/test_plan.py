@@ -233,6 +233,23 @@ def test_images_are_planned_with_their_decoding_processes(
     assert "learns from images, which have no returns to reach" in capsys.readouterr().err
 
 
+def test_an_end_that_is_given_takes_the_place_of_a_number_of_examples_as_in_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cv2")
+    planned: list[Run] = []
+
+    def seen(run: Run, *_: Any) -> None:
+        planned.append(run)
+        raise Refusal("nothing is to be measured")
+
+    monkeypatch.setattr("murmurate.cli.plan._profile", seen)
+    images = ["--world.path", write_folder(tmp_path / "images")]
+    assert main(["plan", "folder-resnet18", *images]) == 2
+    assert main(["plan", "folder-resnet18", *images, "--minutes", "2"]) == 2
+    assert [(run.env_steps is None, run.minutes) for run in planned] == [(False, None), (True, 2.0)]
+
+
 def candidate(run: Run, *words: str) -> Candidate:
     return Candidate("", run, 1.0, "", "", Prediction(1.0, 1.0, {}, "learner", 1.0, 1.0), [*words])
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
-from murmurate.cli.options import change, given, number_argument, option
-from murmurate.cli.run_verbs import recipe_run, report_end, train_fields
+from murmurate.cli.options import given, number_argument, option
+from murmurate.cli.run_verbs import changed, recipe_run, report_end, train_fields
 from murmurate.cli.sweep import imported
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
@@ -61,7 +61,7 @@ def add_verb(verbs: Any) -> None:
     plan.add_argument("--out", type=Path, help="run folder of --apply")
     plan.add_argument("--page", type=Path, help="write the plan as a web page")
     plan.add_argument("--json", action="store_true", help="candidates as a list, best first")
-    plan.set_defaults(act=act, fields=_fields)
+    plan.set_defaults(act=act, fields=_fields, passes=None)
 
 
 def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
@@ -87,7 +87,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             "gym:CartPole-v1-a2c"
         )
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
-    run = change(recipe_run(options), rest, f"murmurate train {options.recipe}")
+    run = changed(recipe_run(options), options, rest, f"murmurate train {options.recipe}")
     run.validate()
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
     check_cycles(run, options.hosts, options.check)
