@@ -14,7 +14,7 @@ import pytest
 from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.cli.plan import PROFILE, _words, advice, command, machine
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.mapping import exchange, learning, measure, rounds, search
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
@@ -233,6 +233,23 @@ def test_images_are_planned_with_their_decoding_processes(
     assert "learns from images, which have no returns to reach" in capsys.readouterr().err
 
 
+def test_an_end_that_is_given_takes_the_place_of_a_number_of_examples_as_in_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cv2")
+    planned: list[Run] = []
+
+    def seen(run: Run, *_: Any) -> None:
+        planned.append(run)
+        raise Refusal("nothing is to be measured")
+
+    monkeypatch.setattr("murmurate.cli.plan._profile", seen)
+    images = ["--world.path", write_folder(tmp_path / "images")]
+    assert main(["plan", "folder-resnet18", *images]) == 2
+    assert main(["plan", "folder-resnet18", *images, "--minutes", "2"]) == 2
+    assert [(run.env_steps is None, run.minutes) for run in planned] == [(False, None), (True, 2.0)]
+
+
 def candidate(run: Run, *words: str) -> Candidate:
     return Candidate("", run, 1.0, "", "", Prediction(1.0, 1.0, {}, "learner", 1.0, 1.0), [*words])
 
@@ -284,6 +301,18 @@ def test_a_strategy_that_cannot_begin_is_refused_before_anything_is_measured(
     words = ["--strategy", "gala", "--strategy.topology", "moebius", "--profile"]
     assert main(["plan", "cartpole-a2c", *words]) == 2
     assert "There is no topology called 'moebius'" in capsys.readouterr().err
+
+
+def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def cannot(profile: DeviceProfile, path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("murmurate.mapping.profile.save", cannot)
+    monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
+    assert main(["plan", "cartpole-a2c", "--profile", "--on", "locked.json"]) == 1
+    assert "locked.json: Permission denied" in capsys.readouterr().err
 
 
 def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +396,27 @@ def test_a_check_names_the_fastest_and_its_training_is_started(
     said = capsys.readouterr()
     assert f"fastest of the 3 that were run: {names[2]}, 200 env steps/s. A prediction is off" in said.err
     assert "Train with the fastest that was run: murmurate train cartpole-a2c" in said.out
+
+
+def test_a_configuration_that_fails_when_it_is_run_costs_no_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    rates: list[float | None] = [None, 50.0, 20.0] + 3 * [None]
+
+    def measured(run: Run) -> float:
+        if (rate := rates.pop(0)) is None:
+            raise RunFailed("Traceback\n  of a replica\nRuntimeError: out of memory")
+        return rate
+
+    monkeypatch.setattr("murmurate.mapping.check.measured", measured)
+    assert main(["plan", "cartpole-a2c", "--check", "--json"]) == 0
+    said = capsys.readouterr()
+    rows = json.loads(said.out)
+    assert [row["measured"] for row in rows[:4]] == [None, 50.0, 20.0, None]
+    assert f"{rows[0]['name']}: not measured: RuntimeError: out of memory" in said.err
+    assert f"fastest of the 2 that were run: {rows[1]['name']}" in said.err
+    assert main(["plan", "cartpole-a2c", "--check"]) == 0
+    assert "Train with the first: murmurate train cartpole-a2c" in capsys.readouterr().out
 
 
 def test_with_json_a_training_says_nothing_on_standard_output(tmp_path: Path, capsys: Capture) -> None:

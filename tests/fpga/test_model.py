@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import textwrap
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from murmurate.bench import mapping_table
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
-from murmurate.fpga import learner_area
+from murmurate.fpga import learner_area, tools
 from murmurate.fpga.model import ReplayManagerModel, table
 from murmurate.fpga.shape import TreeShape
 
@@ -121,3 +122,13 @@ def test_what_is_no_tree_is_refused_with_what_would_be(
 ) -> None:
     assert main(["fpga", "simulate", *words]) == 2
     assert cause in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["generate", "simulate", "pnr"])
+def test_hardware_without_the_tools_is_refused(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "murmurate.fpga.manager", None)  # its import fails, as without Amaranth
+    monkeypatch.setattr(tools, "_TOOLS", ("no-such-package",))
+    assert main(["fpga", verb]) == 2
+    assert "pip install 'murmurate[fpga" in capsys.readouterr().err

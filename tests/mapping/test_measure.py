@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from murmurate.cli.options import change
-from murmurate.errors import Refusal
-from murmurate.mapping import exchange, measure, pilot, rounds
+from murmurate.errors import Refusal, RunFailed
+from murmurate.mapping import check, exchange, measure, pilot, rounds
 from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot, pilot_run, steady
@@ -156,6 +156,17 @@ def test_replicas_with_parts_are_not_modelled() -> None:
         pilot_run(dataclasses.replace(recipe("fashion-resnet20"), parts=(2, 1)))
 
 
-def test_a_measured_run_neither_evaluates_nor_logs_elsewhere() -> None:
+def test_a_measured_run_neither_evaluates_nor_saves_nor_logs_elsewhere() -> None:
     run = dataclasses.replace(recipe("cartpole-a2c"), evaluate_every_env_steps=5_000, loggers=("wandb",))
-    assert (steady(run).evaluate_every_env_steps, steady(run).loggers) == (0, ())
+    run = steady(dataclasses.replace(run, checkpoint_every_seconds=1.0))
+    assert (run.evaluate_every_env_steps, run.loggers) == (0, ())
+    assert (run.checkpoint_every_env_steps, run.checkpoint_every_seconds) == (10**12, None)
+
+
+def test_a_rate_of_nothing_is_no_measurement() -> None:
+    """It would be divided by."""
+    lines = [{"updates": 9, "time_seconds": float(i), "env_steps": 10 * i} for i in range(9)]
+    assert check.throughput(lines, 1) == pytest.approx(10.0)
+    for few in (lines[:3], [line | {"env_steps": 80} for line in lines]):
+        with pytest.raises(RunFailed, match="too slow to measure"):
+            check.throughput(few, 1)

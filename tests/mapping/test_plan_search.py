@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import locale
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, exchange
 from murmurate.mapping.search import search
 from murmurate.mapping.variants import in_precision
 from murmurate.recipes import recipe
+from murmurate.replica.clipping import NotFinite
+from murmurate.simulation.monitor import Monitor
 from murmurate.spec import usable_cores
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
@@ -128,6 +131,43 @@ def test_what_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Refusal, match="no configuration can be simulated"):
         search(run, profile_of(run, forward=1e-2), hosts=2, log=said.append)
     assert any("too little memory" in line for line in said)
+
+
+def test_a_run_that_fails_in_the_simulation_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, failures = Monitor.begin, [NotFinite("the loss is not finite")]
+
+    def begun(monitor: Monitor, learner: Any) -> None:
+        if failures:
+            raise failures.pop()
+        begin(monitor, learner)
+
+    monkeypatch.setattr(Monitor, "begin", begun)
+    run, said = recipe("cartpole-a2c"), list[str]()
+    profile = profile_of(run, forward=1e-2)
+    one = Candidate("", run, 0.0, "", "", predict(run, profile))
+    found = [whole.strategy.name for _, whole, _ in on_hosts([one], run, profile, 2, said.append)]
+    assert found == ["local-sgd", "gala"]
+    assert any("left out: all-reduce" in line and "the loss is not finite" in line for line in said)
+
+
+@pytest.mark.parametrize("member", [1, 2])
+def test_a_signal_stops_the_plan_and_not_only_what_is_simulated(
+    member: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any update, and when a member has begun."""
+    begin, begun = Monitor.begin, list[Any]()
+
+    def interrupted(monitor: Monitor, learner: Any) -> None:
+        begun.append(learner)
+        if len(begun) == member:
+            signal.raise_signal(signal.SIGINT)
+        begin(monitor, learner)
+
+    monkeypatch.setattr(Monitor, "begin", interrupted)
+    run = recipe("cartpole-a2c")
+    with pytest.raises(KeyboardInterrupt):
+        hosted(run, profile_of(run, forward=1e-2))
+    assert len(begun) <= 2
 
 
 @pytest.mark.usefixtures("one_simulated")

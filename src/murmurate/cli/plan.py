@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
-from murmurate.cli.options import change, given, number_argument, option
-from murmurate.cli.run_verbs import recipe_run, report_end, train_fields
+from murmurate.cli.options import given, number_argument, option
+from murmurate.cli.run_verbs import changed, recipe_run, report_end, train_fields
 from murmurate.cli.sweep import imported
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def add_verb(verbs: Any) -> None:
     plan.add_argument("--out", type=Path, help="run folder of --apply")
     plan.add_argument("--page", type=Path, help="write the plan as a web page")
     plan.add_argument("--json", action="store_true", help="candidates as a list, best first")
-    plan.set_defaults(act=act, fields=_fields)
+    plan.set_defaults(act=act, fields=_fields, passes=None)
 
 
 def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
@@ -87,7 +87,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             "gym:CartPole-v1-a2c"
         )
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
-    run = change(recipe_run(options), rest, f"murmurate train {options.recipe}")
+    run = changed(recipe_run(options), options, rest, f"murmurate train {options.recipe}")
     run.validate()
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
     check_cycles(run, options.hosts, options.check)
@@ -108,7 +108,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     if rates:
         _say(_verdict(candidates, rates, run.unit))
         if objective == "throughput":
-            best = max(candidates[:_MOST_CHECKED], key=lambda each: rates[each.name])
+            best = _fastest(candidates, rates)
     if options.json:
         rows = [
             each.plain() | {"changes": own, "measured": rates.get(each.name)}
@@ -228,8 +228,9 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
         _keep(profile, path)
     if here and (objective != "time" or options.target is None):  # a target is measured below
         check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
+    if is_new:
+        _keep(profile, path)  # what is measured could not be kept otherwise
     if here:
-        path.parent.mkdir(parents=True, exist_ok=True)  # what is measured could not be kept otherwise
         has_changed |= measure.add_variants(profile, run, _say, options.profile, lambda: _keep(profile, path))
         for exchanging_run in runs_with_exchange(run, cores):
             if measure.add_exchange(profile, exchanging_run, _say, options.profile):
@@ -256,12 +257,18 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
 
 
 def _measured_rates(candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Measured rates of the best few candidates, in the run's unit (env steps, say) per second, by name."""
+    """Measured rates of the best few candidates, in the run's unit (env steps, say) per second, by name;
+    without those that failed."""
     from murmurate.mapping.check import measured
+    from murmurate.mapping.rounds import last_line
 
     rates = {}
     for candidate in candidates[:_MOST_CHECKED]:
-        rate = rates[candidate.name] = measured(candidate.run)
+        try:
+            rate = rates[candidate.name] = measured(candidate.run)
+        except (Refusal, RunFailed) as failure:
+            _say(f"{candidate.name}: not measured: {last_line(failure)}")
+            continue
         predicted = candidate.prediction.env_steps_per_second
         _say(
             f"{candidate.name}: {rate:,.0f} {candidate.run.unit}/s, predicted {predicted:,.0f} "
@@ -270,11 +277,15 @@ def _measured_rates(candidates: Sequence[Candidate]) -> dict[str, float]:
     return rates
 
 
+def _fastest(candidates: Iterable[Candidate], rates: Mapping[str, float]) -> Candidate:
+    return max((each for each in candidates if each.name in rates), key=lambda each: rates[each.name])
+
+
 def _verdict(candidates: Sequence[Candidate], rates: Mapping[str, float], unit: str) -> str:
     """What the check says of the predictions."""
     checked = [each for each in candidates if each.name in rates]
     off = max(abs(math.log(each.prediction.env_steps_per_second / rates[each.name])) for each in checked)
-    fastest = max(checked, key=lambda each: rates[each.name])
+    fastest = _fastest(checked, rates)
     said = f"fastest of the {len(checked)} that were run: {fastest.name}, {rates[fastest.name]:,.0f} {unit}/s"
     if off > math.log(_FAR_OFF):
         said += (

@@ -41,7 +41,7 @@ def measured(run: Run, seconds: float = 12.0) -> float:
 
 def throughput(lines: Sequence[dict[str, Any]], replicas: int) -> float:
     """The sum of the replicas' env steps per second, each measured from the replica's records after it began
-    to learn and warmed up. Raises RunFailed if there are too few records."""
+    to learn and warmed up. Raises RunFailed if there are too few records, or no env steps between them."""
     records: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
     for line in lines:
         if line.get("kind", "replica") == "replica" and line.get("updates", 0) > 0:
@@ -50,8 +50,8 @@ def throughput(lines: Sequence[dict[str, Any]], replicas: int) -> float:
     for rank in range(replicas):
         own = records[rank][:-1]  # the last record is made at the end, after waiting for the others
         own = own[int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(own)) :]
-        if len(own) < 3:
-            raise RunFailed("the run was too slow to measure: give it more seconds")
+        if len(own) < 3 or own[0][1] == own[-1][1]:
+            raise RunFailed("the run was too slow to measure in so few seconds")
         (began, first), (ended, last) = own[0], own[-1]
         total += (last - first) / (ended - began)
     return total

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
 from murmurate.mapping.candidates import Candidate, strategies_of
 from murmurate.mapping.cost import Prediction, period_of
@@ -36,7 +37,7 @@ def on_hosts(
     A learner's own work takes the seconds that the cost model predicts, with the deviation that was measured,
     and the strategy's own code sends messages through a simulated network. A candidate with one replica
     has no strategy yet: it gets each that a plan considers. Left out are strategies that need shared memory,
-    and what cannot be simulated.
+    and what cannot be simulated, or fails there.
     """
     link = profile.links.get("network")
     network = "latency=1e-4,bandwidth=1e9"
@@ -58,8 +59,8 @@ def on_hosts(
             try:
                 chosen.check(replicas)
                 seconds = _batch_seconds(whole, cluster)
-            except Refusal as refusal:
-                log(f"left out: {chosen.name} among {replicas} replicas: {refusal}")
+            except (Refusal, RunFailed) as failure:
+                log(f"left out: {chosen.name} among {replicas} replicas: {failure}")
                 continue
             yield candidate, whole, _predicted(prediction, hosts, replicas, seconds)
 
@@ -71,7 +72,9 @@ def compute_model(seconds: float, deviation: float) -> str:
 
 
 def _batch_seconds(run: Run, cluster: Cluster) -> float:
-    """Virtual seconds that a replica takes for a batch. Raises Refusal if the run cannot be simulated."""
+    """Virtual seconds that a replica takes for a batch. Raises Refusal if the run cannot be simulated, and
+    RunFailed if it fails. A signal that stops the simulation also stops the plan (Ctrl-C: KeyboardInterrupt).
+    """
     found, evaluation = steady(run), run.evaluation
     if hasattr(evaluation, "eval_episodes"):
         evaluation = dataclasses.replace(evaluation, eval_episodes=1)
@@ -91,6 +94,10 @@ def _batch_seconds(run: Run, cluster: Cluster) -> float:
     with tempfile.TemporaryDirectory(prefix="murmurate-plan-") as folder:
         finish = simulate(simulated, cluster, Path(folder) / "run", quiet=True)
     assert finish.summary is not None
+    if finish.code > 128:
+        signal.raise_signal(finish.code - 128)
+    if finish.code:
+        raise RunFailed(finish.summary["exit"])
     rate: float = finish.summary["updates_per_virtual_second"] / run.learner.updates(1)
     return run.replicas / rate
 

@@ -91,6 +91,7 @@ def steady(run: Run) -> Run:
         stop_at_return=None,
         probe_every_updates=0,
         checkpoint_every_env_steps=10**12,
+        checkpoint_every_seconds=None,
         evaluate_every_env_steps=0,
         loggers=(),
         restarts=0,

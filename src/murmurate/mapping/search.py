@@ -20,7 +20,7 @@ from murmurate.mapping.candidates import Candidate, candidates, changes
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by, unknown_factors
-from murmurate.mapping.primitives import PRIMITIVES, on_cpu, producers
+from murmurate.mapping.primitives import on_cpu, producers
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.variants import variants
 from murmurate.spec import usable_cores
@@ -238,14 +238,10 @@ def _why(candidate: Candidate, best: Candidate, cores: int) -> str:
         return f"best of those predicted: {limits}; {prediction.busy:.1f} of {cores} cores are busy"
     factor = max(candidate.predicted, best.predicted) / max(min(candidate.predicted, best.predicted), 1e-12)
     idle = cores - prediction.busy
-    reason = f"{limits}"
+    reason = limits
     if idle >= 0.5 and prediction.busy < best.prediction.busy:
         reason += f"; {idle:.1f} cores are idle"
-    if prediction.seconds["exchange"] + prediction.seconds["waiting"] > 0.1 * total:
-        reason += f"; {run.strategy.name} takes {_exchange_share(prediction):.0%} of a batch"
+    exchanging = (prediction.seconds["exchange"] + prediction.seconds["waiting"]) / total
+    if exchanging > 0.1:
+        reason += f"; {run.strategy.name} takes {exchanging:.0%} of a batch"
     return f"{factor:.2f} times worse: {reason}"
-
-
-def _exchange_share(prediction: Prediction) -> float:
-    total = sum(prediction.seconds[name] for name in (*PRIMITIVES, "exchange", "waiting"))
-    return (prediction.seconds["exchange"] + prediction.seconds["waiting"]) / total
