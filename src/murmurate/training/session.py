@@ -245,10 +245,8 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     stored_movable = {
         f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")
     }
-    stored_fields = plain(without_places(stored))
-    new_fields = plain(without_places(dataclasses.replace(run, **stored_movable)))
-    changed = [name for name, value in new_fields.items() if value != stored_fields[name]]
-    if changed:
+    unmoved = dataclasses.replace(run, **stored_movable)
+    if changed := _changed_options(plain(without_places(unmoved)), plain(without_places(stored))):
         raise Refusal(
             f"{' and '.join(changed)} cannot change on resume: what was learned so far depends on it. "
             f"Train anew: murmurate train, with --out; --initial {folder} begins with what it has learned."
@@ -273,6 +271,19 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
     (folder / "summary.json").unlink(missing_ok=True)  # of the end that the run now goes beyond
     return _carry_out(run, folder, launcher, Resume(newest.resolve(), parts, manifest, seconds))
+
+
+def _changed_options(new: dict[str, Any], stored: dict[str, Any], prefix: str = "--") -> list[str]:
+    """The options of the fields in which ``new`` differs from ``stored``, both as from ``plain``; that of the
+    whole part where it is of another class."""
+    options = []
+    for name, value in new.items():
+        option, old = f"{prefix}{name.replace('_', '-')}", stored.get(name)
+        if isinstance(value, dict) and isinstance(old, dict) and value.keys() == old.keys():
+            options += _changed_options(value, old, f"{option}.")
+        elif value != old:
+            options.append(option)
+    return options
 
 
 def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
