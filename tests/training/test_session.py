@@ -31,7 +31,7 @@ from murmurate.strategies.hogwild import Hogwild
 from murmurate.training import checkpoint, coordinator, interrupts, session, summary
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
-from murmurate.training.run_folder import claim, locked
+from murmurate.training.run_folder import claim, locked, write_json
 from murmurate.training.worker_context import FINAL, staging
 from short_runs import SHORT, altered, content, refused, train
 
@@ -264,6 +264,26 @@ def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.Captu
     assert said == f"{folder} has already made {round(minutes, 3)} minutes; give more than that."
     assert content(folder) == before
     assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
+
+
+def test_a_run_that_has_reached_its_end_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
+    before = content(folder)
+    capsys.readouterr()
+    assert main(["resume", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"{folder} holds a run that has finished: it has made 3 updates. To go on, give more" in said
+    assert "with --updates (in Python: updates)" in said
+    assert content(folder) == before
+    summary = json.loads((folder / "summary.json").read_text())
+    assert murmurate.resume(folder, quiet=True).summary.items() <= summary.items()
+    assert content(folder) == before
+    write_json(folder / "summary.json", {"exit": "finished", "eval_return_mean": None})
+    assert main(["resume", str(folder)]) == 0
+    assert json.loads((folder / "summary.json").read_text())["eval_return_mean"] is not None
 
 
 def test_env_steps_of_a_replica_that_died_are_part_of_the_end_that_is_past(
