@@ -231,29 +231,6 @@ def load_newest(folder: Path, load: Callable[[Path], T]) -> tuple[Path, T]:
     return newest(folder, fits, replays=False), loaded[0]
 
 
-def load_chosen(
-    folder: Path, load: Callable[[Path], T], *, take_best: bool = False, path: Path | None = None
-) -> tuple[Path, T]:
-    """(a checkpoint, what ``load`` made of it): the one at ``path``, which may be a copy without replays;
-    else the best one in ``folder`` or, without ``take_best``, its ``newest``.
-
-    Raises Refusal if there is none, or it is damaged or not of this run, and for both ``take_best`` and
-    ``path``.
-    """
-    if take_best and path is not None:
-        raise Refusal(
-            "--best and --checkpoint (in Python: best and checkpoint) choose two checkpoints. Leave one of "
-            "them out."
-        )
-    if path is None and not take_best:
-        return load_newest(folder, load)
-    chosen = best(folder) if path is None else path
-    if (problem := damage(chosen, replays=False)) is not None:
-        option = "--checkpoint (in Python: checkpoint)" if path else "--best (in Python: best)"
-        raise Refusal(f"{problem} Use the last checkpoint instead: leave out {option}.")
-    return chosen, load(chosen)
-
-
 def _unfit(checkpoint: Path, fits: Callable[[Path], object]) -> str | None:
     try:
         fits(checkpoint)
