@@ -250,6 +250,20 @@ def test_a_resume_with_other_settings_keeps_the_commands_before_it(
     assert repeats == (f"{shlex.join(['murmurate', *begin])}\n{shlex.join(['murmurate', *longer])}", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "replicas", "title"),
+    [
+        ("cartpole-a2c", 1, "cartpole-a2c · 1 replica"),
+        ("cartpole-a2c", 2, "cartpole-a2c · all-reduce · 2 replicas"),
+        ("cartpole-hsa2c", 1, "cartpole-hsa2c · dpsgd · 1 replica"),
+    ],
+)
+def test_a_run_is_titled_by_its_strategy_if_it_has_several_members(
+    name: str, replicas: int, title: str
+) -> None:
+    assert altered(recipe(name), replicas=replicas).title == title
+
+
 def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
