@@ -237,6 +237,16 @@ def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(
     assert f"as in {command} --env-steps" in refused(capsys, "resume", folder)
 
 
+def test_a_run_of_torchrun_is_to_be_resumed_by_torchrun(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(altered(recipe("cartpole-a2c"), launcher="inline", updates=1, eval_episodes=1), folder)
+    assert checkpoint.kept_sentence(folder).endswith(f" is kept: murmurate resume {folder}")
+    stored = json.loads((folder / "run.json").read_text())
+    write_json(folder / "run.json", {**stored, "launcher": "torchrun"})
+    assert checkpoint.kept_sentence(folder).endswith(f" is kept: torchrun ... -m murmurate resume {folder}")
+    assert checkpoint.command("eval", folder) == f"murmurate eval {folder}"
+
+
 def test_a_resume_with_other_settings_keeps_the_commands_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -341,17 +341,25 @@ def kept_sentence(folder: Path, resumable: bool = True) -> str:
     for name in ("last", "previous"):
         with contextlib.suppress(Refusal):
             steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
-            verb = "resume" if resumable else "eval"
-            return f"The checkpoint at {steps:,} {_unit(folder)} is kept: murmurate {verb} {quoted(folder)}"
+            unit = _of_run(folder, "unit", "env steps")
+            return f"The checkpoint at {steps:,} {unit} is kept: " + command(
+                "resume" if resumable else "eval", folder
+            )
     return "No checkpoint had been saved, so nothing that was learned is kept."
 
 
-def _unit(folder: Path) -> str:
-    """The unit of a run's ``env_steps``: documents, for example."""
+def command(verb: str, folder: Path) -> str:
+    """The command of this verb for a run folder. A run that torchrun started is resumed by torchrun."""
+    is_ranks = verb == "resume" and _of_run(folder, "launcher", "") == "torchrun"
+    return f"{'torchrun ... -m ' if is_ranks else ''}murmurate {verb} {quoted(folder)}"
+
+
+def _of_run(folder: Path, name: str, otherwise: str) -> str:
+    """A text in ``run.json``: the unit of its ``env_steps`` (documents, for example), or its launcher."""
     try:
-        return str(read_object(folder / "run.json")["unit"])
-    except (OSError, *UNSOUND):  # it is damaged, or of a version that did not name the unit
-        return "env steps"
+        return str(read_object(folder / "run.json")[name])
+    except (OSError, *UNSOUND):  # it is damaged, or of a version that had no such text
+        return otherwise
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
