@@ -128,6 +128,8 @@ def test_a_copy_of_a_checkpoint_is_loaded_evaluated_and_exported(
     assert all(torch.equal(exported[name], values) for name, values in model._tensors().items())
     with pytest.raises(murmurate.Refusal, match="holds no checkpoint"):
         murmurate.load(run, checkpoint=folder)
+    with pytest.warns(UserWarning, match=f"a checkpoint of the run in {folder.resolve()}, and not of {run}"):
+        murmurate.load(run, checkpoint=folder / "checkpoints/last")
     with pytest.raises(murmurate.Refusal, match="Leave one of them out"):
         murmurate.load(run, checkpoint=copy, best=True)
     assert main(["export", str(run), "--checkpoint", str(copy), "--csv", str(tmp_path / "r.csv")]) == 2

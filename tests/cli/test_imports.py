@@ -26,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder, with a strategy and an agent with its recipe, each in a file."""
     for name in ("post_local_sgd", "two_nets"):
         shutil.copy(PLUGINS / f"{name}.py", tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)  # of another test
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv(plugins.IMPORTS, "")

@@ -21,8 +21,10 @@ def test_what_is_free_is_a_share_of_the_host(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 2**30)
     refuse_if_small(2**30, "a run")
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 2**30 - 1)
-    with pytest.raises(Refusal, match="a run needs 1024 MiB of memory and 1023 MiB are free"):
+    with pytest.raises(Refusal, match="a run needs 1,024 MiB of memory and 1,023 MiB are free"):
         refuse_if_small(2**30, "a run")
+    with pytest.raises(Refusal, match="a run needs 14,704 GiB of memory and 1,023 MiB are free"):
+        refuse_if_small(14_704 * 2**30, "a run")
     with pytest.raises(Refusal, match=r"needs 1e\+300 bytes of memory"):
         refuse_if_small(10**300, "a run")
 

@@ -15,6 +15,7 @@ from murmurate.record.drawings import classes
 from murmurate.record.figures import byte_size, tick_text
 from murmurate.record.groups import grouped
 from murmurate.record.pooled_returns import pooled_returns
+from murmurate.record.report import report
 from murmurate.record.runs import open_run, sum_of_paths
 
 
@@ -105,6 +106,20 @@ def test_labels_leave_out_the_folders_of_environments(tmp_path: Path) -> None:
     labels = ["env:arm.py:make_env-td3, gala", "env:arm.py:make_easy-td3, gala"]
     assert [group.label for group in grouped(runs)] == labels
     assert runs[0].label == "env:arm.py:make_env-td3, gala, 2 replicas"
+
+
+def test_how_curves_are_drawn_is_no_setting_of_a_run(tmp_path: Path) -> None:
+    """Two versions of the package may word the title of a curve in two ways."""
+    for title in ("Accuracy", "Accuracy of validation images"):
+        write_run(folder := tmp_path / title)
+        stored = json.loads((folder / "run.json").read_text())
+        curve = {"metric": "accuracy", "title": title, "label": "share", "text": "words"}
+        stored |= {"curves": [curve], "headline": curve}
+        (folder / "run.json").write_text(json.dumps(stored))
+    runs = [open_run(folder) for folder in sorted(tmp_path.iterdir())]
+    assert [group.label for group in grouped(runs)] == ["gala"]
+    page = report([runs[0].folder], tmp_path / "page.html").read_text()
+    assert "metric accuracy" not in page
 
 
 def test_runs_that_start_from_several_seeds_of_one_run_are_a_group(tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ def test_not_finite_is_null_and_named(tmp_path: Path) -> None:
     assert b"NaN" not in path.read_bytes()
 
 
+def test_a_strategys_figures_replace_none_and_are_not_lost(tmp_path: Path) -> None:
+    with closing(Recorder(tmp_path / "metrics.jsonl", 3, 0.0)) as recorder:
+        recorder.record({"staleness": 1, "updates": 5}, {"period": 4.0, "staleness": 7.0, "replica": 9.0})
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (record["staleness"], record["strategy_staleness"], record["period"]) == (1, 7.0, 4.0)
+    assert (record["replica"], record["strategy_replica"]) == (3, 9.0)
+
+
 def test_a_line_glued_to_a_torn_one_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with closing(Recorder(path, 0, 0.0)) as recorder:

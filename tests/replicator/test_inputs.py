@@ -51,6 +51,7 @@ def test_rows_that_no_replica_gets_are_warned_of_once(source, per, left_out):
         taken(source * 3, replicas=2, per=per)
         taken(source, replicas=2, per=per)
     assert ["leaves out rows" in str(one.message) for one in warned] == [True] * left_out
+    assert all(one.filename == __file__ for one in warned), "the line that takes the batches is shown"
 
 
 def test_time_major_batches_are_split_along_their_second_dimension():

@@ -16,6 +16,7 @@ from murmurate.bench._numbered import SPEC
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
+from murmurate.replay.priorities import Prioritized
 from murmurate.sources import service_links
 from murmurate.sources.service_control import batch_fields, receive_state, row_tensors, send_state
 from murmurate.sources.service_links import DrawReply, DrawRequest, ShardAddress
@@ -29,7 +30,18 @@ CONFIG = ReplayConfig(capacity=1_000, learning_starts=6, samples_per_insert=2.0,
 FIELDS = batch_fields(SPEC, {})
 
 
-def opened(**changes: Any) -> tuple[ReplayShard, list[ActorRing]]:
+@dataclasses.dataclass(frozen=True)
+class OwnSampler(ReplayConfig):
+    """Draws by priority, though its exponent is 0."""
+
+    def new_sampler(self, slots: int, seed: int, threads: int = 1) -> Prioritized:
+        return Prioritized(slots, alpha=1.0, epsilon=0.0, seed=seed)
+
+
+OWN = OwnSampler(capacity=1_000, learning_starts=6, samples_per_insert=2.0, alpha=0.0)
+
+
+def opened(config: ReplayConfig = CONFIG, **changes: Any) -> tuple[ReplayShard, list[ActorRing]]:
     """A shard of three actors, which are this test."""
     files = [SharedMemoryFile.create() for _ in SIZES]
     rings = [ActorRing(file, SPEC, size) for file, size in zip(files, SIZES, strict=True)]
@@ -38,7 +50,7 @@ def opened(**changes: Any) -> tuple[ReplayShard, list[ActorRing]]:
     settings = ShardSettings(
         ShardAddress(0, 0, name),
         SPEC,
-        dataclasses.replace(CONFIG, **changes),
+        dataclasses.replace(config, **changes),
         slack=50,
         steps=1,
         discount=0.9,
@@ -141,7 +153,8 @@ def test_episodes_are_sent_with_any_number_of_open_files() -> None:
     assert Connection(ours.detach()).recv() == ("episodes", [Episode(3, 5.0, 7)])
 
 
-def test_weights_are_those_of_one_mixture_of_all_shards() -> None:
+@pytest.mark.parametrize("config", [CONFIG, OWN])
+def test_weights_are_those_of_one_mixture_of_all_shards(config: ReplayConfig) -> None:
     """Two shards with other priorities: (N P(i)) ** -beta over the greatest, P(i) = share * p_i / sum p."""
     layout = SlotLayout(1, 2, 50, 2, tuple((n, s) for n, s in _sizes().items()))
     slots = BatchSlots(memoryview(bytearray(layout.size_bytes)), layout)
@@ -149,7 +162,7 @@ def test_weights_are_those_of_one_mixture_of_all_shards() -> None:
     slots.begin(0)
     chances: dict[float, float] = {}
     for part, of_shard in enumerate(errors):
-        shard, rings = opened()
+        shard, rings = opened(config)
         total = sum(size * error for size, error in zip(SIZES, of_shard, strict=True))
         for _ in range(5):  # 30 transitions, more than a batch's part
             for k, (ring, error) in enumerate(zip(rings, of_shard, strict=True)):

@@ -31,7 +31,7 @@ from murmurate.strategies.hogwild import Hogwild
 from murmurate.training import checkpoint, coordinator, interrupts, session, summary
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
-from murmurate.training.run_folder import claim, locked
+from murmurate.training.run_folder import claim, locked, write_json
 from murmurate.training.worker_context import FINAL, staging
 from short_runs import SHORT, altered, content, refused, train
 
@@ -107,7 +107,7 @@ def test_what_a_command_does_not_go_on_with_is_refused(
     assert "Leave out --continue" in refused(capsys, *words, "--seeds", "0-1", "--out", folder)
     before = content(folder)
     said = refused(capsys, *words, "--out", folder, "--agent.learning-rate", "0.5")
-    assert "agent cannot change on resume" in said
+    assert "--agent.learning-rate cannot change on resume" in said
     with locked(folder):
         said = refused(capsys, *words, "--updates", "4", "--out", folder)
     assert "another process is training" in said
@@ -237,6 +237,16 @@ def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(
     assert f"as in {command} --env-steps" in refused(capsys, "resume", folder)
 
 
+def test_a_run_of_torchrun_is_to_be_resumed_by_torchrun(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(altered(recipe("cartpole-a2c"), launcher="inline", updates=1, eval_episodes=1), folder)
+    assert checkpoint.kept_sentence(folder).endswith(f" is kept: murmurate resume {folder}")
+    stored = json.loads((folder / "run.json").read_text())
+    write_json(folder / "run.json", {**stored, "launcher": "torchrun"})
+    assert checkpoint.kept_sentence(folder).endswith(f" is kept: torchrun ... -m murmurate resume {folder}")
+    assert checkpoint.command("eval", folder) == f"murmurate eval {folder}"
+
+
 def test_a_resume_with_other_settings_keeps_the_commands_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +258,20 @@ def test_a_resume_with_other_settings_keeps_the_commands_before_it(
         assert main(words) == 0
     repeats = open_run(folder).command
     assert repeats == (f"{shlex.join(['murmurate', *begin])}\n{shlex.join(['murmurate', *longer])}", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "title"),
+    [
+        ("cartpole-a2c", 1, "cartpole-a2c · 1 replica"),
+        ("cartpole-a2c", 2, "cartpole-a2c · all-reduce · 2 replicas"),
+        ("cartpole-hsa2c", 1, "cartpole-hsa2c · dpsgd · 1 replica"),
+    ],
+)
+def test_a_run_is_titled_by_its_strategy_if_it_has_several_members(
+    name: str, replicas: int, title: str
+) -> None:
+    assert altered(recipe(name), replicas=replicas).title == title
 
 
 def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,6 +288,26 @@ def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.Captu
     assert said == f"{folder} has already made {round(minutes, 3)} minutes; give more than that."
     assert content(folder) == before
     assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
+
+
+def test_a_run_that_has_reached_its_end_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
+    before = content(folder)
+    capsys.readouterr()
+    assert main(["resume", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"{folder} holds a run that has finished: it has made 3 updates. To go on, give more" in said
+    assert "with --updates (in Python: updates)" in said
+    assert content(folder) == before
+    summary = json.loads((folder / "summary.json").read_text())
+    assert murmurate.resume(folder, quiet=True).summary.items() <= summary.items()
+    assert content(folder) == before
+    write_json(folder / "summary.json", {"exit": "finished", "eval_return_mean": None})
+    assert main(["resume", str(folder)]) == 0
+    assert json.loads((folder / "summary.json").read_text())["eval_return_mean"] is not None
 
 
 def test_env_steps_of_a_replica_that_died_are_part_of_the_end_that_is_past(
@@ -339,7 +383,7 @@ def test_resume_refuses_to_change_what_was_learned_with(
     capsys.readouterr()
     before = content(run_folder)
     said = refused(capsys, "resume", run_folder, f"--{field}", value)
-    assert "cannot change on resume" in said
+    assert f"--{field} cannot change on resume" in said
     assert f"--initial {run_folder} begins with what it has learned" in said
     assert content(run_folder) == before
 
@@ -420,7 +464,7 @@ def test_resume_may_say_again_whether_the_replay_is_saved(
     assert held() == saved
     capsys.readouterr()
     said = refused(capsys, "resume", folder, "--replay.saved", str(not saved), "--replay.alpha", "0.5")
-    assert "replay cannot change on resume" in said
+    assert said.startswith("--replay.alpha cannot change on resume")
     assert held() == saved
     assert main(["resume", str(folder), "--replay.saved", str(not saved), "--updates", "40"]) == 0
     assert held() == (not saved)

@@ -11,6 +11,8 @@ from murmurate.record.groups import RunGroup
 from murmurate.record.report import report
 from murmurate.record.runs import open_run
 from murmurate.record.sections import success_rate
+from murmurate.training import episode_means
+from short_runs import SHORT
 
 ENVIRONMENT = '''
 import gymnasium
@@ -89,3 +91,21 @@ def test_a_world_without_a_goal_has_no_success_rate(tmp_path: Path) -> None:
     assert main([*words, "--out", str(run)]) == 0
     assert "success_rate" not in (run / "metrics.jsonl").read_text()
     assert "Success rate" not in Path(report([run], tmp_path / "report.html")).read_text()
+
+
+def test_a_run_of_which_no_episode_ends_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pendulum has no end but its limit."""
+    monkeypatch.setattr(episode_means, "_LONGEST", 20)
+    words = ["train", "gym:Pendulum-v1-a2c", *SHORT, "--updates", "20", "--record-every-seconds", "1e-9"]
+    warned = []
+    for limit in ("1000", "10"):
+        folder = tmp_path / limit
+        assert main([*words, "--world.max-episode-steps", limit, "--out", str(folder)]) == 0
+        events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        warned.append([e["message"] for e in events if e.get("event") == "warning"])
+    ((message,), none) = warned
+    assert "no episode has ended in 20 env steps of each simulator" in message
+    assert "--world.max-episode-steps" in message
+    assert none == []

@@ -10,11 +10,9 @@ from typing import Any
 from murmurate import recipes
 from murmurate.api.fields import in_float32, with_places
 from murmurate.api.model import TrainedModel
-from murmurate.training.checkpoint import load_chosen
 from murmurate.training.data_record import read_fingerprint
-from murmurate.training.evaluate import refuse_without_best
 from murmurate.training.own_files import warn_of_changes
-from murmurate.training.restore import load_agent
+from murmurate.training.restore import load_chosen
 from murmurate.training.threads import keeping_threads
 from murmurate.worlds.own import replaced_by
 
@@ -48,12 +46,6 @@ def load(
         # loads the user's environment, and raises what is wrong with it before a checkpoint is looked for
         run.world.spec(read_fingerprint(run_folder))
         warn_of_changes(run_folder, run)
-        if best:
-            refuse_without_best(run, run_folder)
-        path, learner = load_chosen(
-            run_folder / "checkpoints",
-            lambda each: load_agent(in_float32(run), each, run_folder),
-            take_best=best,
-            path=None if checkpoint is None else Path(checkpoint).expanduser(),
-        )
+        given = None if checkpoint is None else Path(checkpoint).expanduser()
+        path, learner = load_chosen(in_float32(run), run_folder, take_best=best, path=given)
         return TrainedModel(run, run_folder, path, learner)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec
+from murmurate.workloads.image_classifier import EVALUATION_BATCH
 from murmurate.worlds.viewed import rescaled
 
 
@@ -19,9 +20,6 @@ class Signature:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-
-_BATCH = 250  # as in the evaluation of a classifier: with 224 pixels a pass takes some gigabytes
 
 
 class GreedyPolicy(nn.Module):
@@ -109,7 +107,7 @@ class ClassProbabilities(nn.Module):
     def in_batches(self, observations: Tensor) -> Tensor:
         """The probabilities [B, K], without gradients; the memory of a pass does not grow with B."""
         with torch.no_grad():
-            return torch.cat([self.module(batch) for batch in torch.split(observations, _BATCH)])
+            return torch.cat([self.module(batch) for batch in torch.split(observations, EVALUATION_BATCH)])
 
     def example(self, batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         return (random_observations(self._spec, batch, generator),)

@@ -17,7 +17,6 @@ import rich.table
 from murmurate.training.host import hardware, versions
 
 Log = Callable[[str], None]
-_PACKAGES = ("numpy", "gymnasium", "ale-py", "stable-baselines3")
 _LEAST_WIDTH = 120
 # keys that are in the JSON but not in the table: raw data, or printed elsewhere
 _NOT_IN_TABLE = frozenset({"windows", "limit_windows", "plan", "peers", "hardware", "versions"})
@@ -33,7 +32,7 @@ def header(name: str, full: bool, options: Sequence[str] = ()) -> dict[str, Any]
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(words),
         "hardware": hardware(),
-        "versions": {**versions(), **{package: version(package) for package in _PACKAGES}},
+        "versions": {**versions(), "stable-baselines3": version("stable-baselines3")},
     }
 
 

@@ -17,7 +17,7 @@ from murmurate.cli import sweep
 from murmurate.cli.help import Fields
 from murmurate.cli.options import change, divide, given, number_argument
 from murmurate.cli.result_verbs import add_env_in_place
-from murmurate.errors import Refusal, quoted
+from murmurate.errors import Refusal
 from murmurate.fabric.processes.fork_server import begin_fork_server
 from murmurate.ranges import PositiveFloat
 
@@ -297,7 +297,7 @@ def _launcher_is_local(folder: Path) -> bool:
 
 def report_end(finish: Any) -> int:
     """Print how a run ended; returns the exit code."""
-    from murmurate.training.checkpoint import kept_sentence
+    from murmurate.training.checkpoint import command, kept_sentence
 
     summary, folder = finish.summary, finish.folder
     if summary is None:  # another rank reports it
@@ -328,5 +328,5 @@ def report_end(finish: Any) -> int:
         logs = f", and what its processes printed in {folder / 'logs'}" * (folder / "logs").exists()
         print(f"The run is in {folder}{logs}")
     else:
-        print(f"The run is in {folder} — next: murmurate {next_command} {quoted(folder)}")
+        print(f"The run is in {folder} — next: {command(next_command, folder)}")
     return int(finish.code)

@@ -28,6 +28,8 @@ _MAY_DIFFER = frozenset(
     {
         "seed",
         "command",
+        "curves",
+        "headline",
         "format",
         "files",
         "imports",

@@ -25,6 +25,11 @@ from murmurate.errors import DISK_FULL, RunFailed, cause_of
 # contain.
 LINE_START = b'{"time_seconds":'
 
+# what every record has, and what tells kinds of records apart
+_KEYS = frozenset(
+    ("time_seconds", "env_steps", "updates", "replica", "not_finite", "kind", "event", "message", "member")
+)
+
 
 class Recorder:
     """Appends the records of one process to a run's ``metrics.jsonl``.
@@ -65,8 +70,9 @@ class Recorder:
         """Set the counts of events that come before the first record after a resume."""
         self._latest = {"env_steps": env_steps, "updates": updates}
 
-    def record(self, metrics: Mapping[str, Any]) -> None:
-        """Append one record.
+    def record(self, metrics: Mapping[str, Any], of_strategy: Mapping[str, Any] | None = None) -> None:
+        """Append one record of ``metrics`` and the strategy's own figures. One of these whose name the record
+        has already is called ``strategy_NAME``.
 
         Values are numbers, strings, None, tensors or arrays of any shape, or lists and dicts of these. A
         value that is not finite is written as null, with its key under ``not_finite``. ``env_steps`` and
@@ -78,7 +84,9 @@ class Recorder:
         for key in ("env_steps", "updates"):
             if metrics.get(key) is not None:
                 self._latest[key] = int(metrics[key])
-        fields = {"time_seconds": 0.0, **metrics, **self._latest, "replica": self.replica}
+        taken = {*metrics, *_KEYS}
+        own = {f"strategy_{n}" if n in taken else n: figure for n, figure in (of_strategy or {}).items()}
+        fields = {"time_seconds": 0.0, **own, **metrics, **self._latest, "replica": self.replica}
         line = _encoded(fields | {"time_seconds": round(self.seconds, 6)})
         try:
             written = os.write(self._descriptor, line)

@@ -29,6 +29,8 @@ from murmurate.record.standalone import write_figures
 from murmurate.record.stored import UNSOUND, output
 
 _LONGEST_LIST = 500  # letters of a list on the page; longer ones (a confusion matrix) are in summary.json
+# of run.json and summary.json: how curves are drawn, and what is shown elsewhere on the page
+_NOT_DETAILS = ("command", "events", "files", "curves", "headline")
 _FACTS = (
     "env_steps", "frames", "updates", "wall_seconds", "env_steps_per_second", "train_return_mean",
     "eval_return_mean", "eval_return_stderr", "eval_success_rate", "best_eval_return_mean", "episodes",
@@ -285,7 +287,7 @@ def _details(run: RecordedRun) -> list[tuple[str, str]]:
     more = {key: value for key, value in ends.items() if key not in run.run}
     for fields, number in ((run.run, _setting), (more, number_text)):
         for key, value in fields.items():
-            if key not in ("command", "events", "files") and value is not None:
+            if key not in _NOT_DETAILS and value is not None:
                 text = _fields(value, number) if isinstance(value, dict) else _text(value, number)
                 if not isinstance(value, list) or len(text) <= _LONGEST_LIST:
                     rows.append((key.replace("_", " "), text))

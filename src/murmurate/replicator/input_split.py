@@ -6,9 +6,11 @@ TF-Replicator, section 3.2: input pipelines PER_WORKER, split by an ``input_spli
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Literal
 
 from torch.utils import _pytree as pytree
@@ -88,8 +90,12 @@ def split_along(dimension: int) -> Split:
 
 
 def _warn_of_rows_left_out() -> None:
-    """Warn once: Python shows a text again only from another line."""
-    warnings.warn(_LEFT_OUT, stacklevel=1)
+    """Warn of the line outside of this package that takes the batch: Python shows a text once for each."""
+    frame: FrameType | None = sys._getframe()
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("murmurate."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(_LEFT_OUT, stacklevel=level)
 
 
 def _length(leaf: Any, dimension: int) -> int | None:

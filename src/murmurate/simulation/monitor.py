@@ -208,8 +208,10 @@ class Monitor:
             timing = _combined_timing(timings)
             if last and not timing and self.env_steps == self._recorded_steps:
                 continue  # its record at the run's last step says the same
-            fields = self._combined_record([self.learners[r] for r in ranks], replica)
-            self._recorders[replica].record(fields | timing | spread)
+            learners = [self.learners[r] for r in ranks]
+            of_strategy = mean_fields([learner.replicator.strategy_fields() for learner in learners])
+            fields = self._combined_record(learners, replica)
+            self._recorders[replica].record(fields | timing | spread, of_strategy)
         self._recorded_steps = self.env_steps
         self._call_back()
         if time.monotonic() - self._printed_at > _PRINT_SECONDS:
@@ -253,7 +255,6 @@ class Monitor:
         steps_before, seconds_before = self._rated.get(replica, (0, 0.0))
         self._rated[replica] = env_steps, now
         fields: dict[str, Any] = {
-            **mean_fields([learner.replicator.strategy_fields() for learner in learners]),
             "env_steps": env_steps,
             "updates": int(statistics.median(learner.updates for learner in learners)),
             "total_env_steps": self.env_steps,

@@ -18,6 +18,7 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.actor_agent import ActorAgent, ActorSettings, run_actor
 from murmurate.sources.polling import Backoff
 from murmurate.sources.shared_ring import ActorRing, ActorStep
+from murmurate.sources.simulator_groups import RestartMessages
 from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.worlds.interface import Simulators
@@ -48,7 +49,8 @@ class ActorLoop:
         first = torch.ones(settings.simulators, dtype=torch.bool)
         pending: ActorStep | None = None
         restarts = list(step.restarts)  # since the last step that was recorded
-        _tell(restarts)
+        messages = RestartMessages()
+        _tell(messages.told(restarts))
         played = 0
         while True:
             self._actor_agent.refresh()
@@ -67,7 +69,7 @@ class ActorLoop:
             count = len(restarts) + len(step.restarts)
             pending = ActorStep(steps, list(step.episodes), version, count, settings.starts_before)
             restarts.clear()
-            _tell(step.restarts)
+            _tell(messages.told(step.restarts))
 
     def _with_random_actions(self, action: Action, observation: Tensor) -> Action:
         random = random_actions(self._spec, observation, self._generator)
@@ -95,8 +97,8 @@ class ActorLoop:
         return torch.zeros(len(observation)) if value is None else value
 
 
-def _tell(restarts: Sequence[str]) -> None:
-    for message in dict.fromkeys(restarts):
+def _tell(messages: Sequence[str]) -> None:
+    for message in messages:
         print(message, file=sys.stderr, flush=True)
 
 

@@ -319,7 +319,7 @@ class ReplayShard:
             selection = replay.choose(count, request.beta, Draw(self._draws[count].indices, views.weights))
             replay.write(selection, views.columns)
             views.keys.copy_(selection.keys)
-            if not self.config.is_uniform:
+            if replay.sampler.weighted:
                 # P(i) = count / batch * p_i / sum p, and the weights are (p_i / least p) ** -beta: make them
                 # P(i) ** -beta, up to a factor that is the same in all shards
                 total, least = replay.sampler.mass

@@ -21,6 +21,7 @@ from murmurate.spec import EnvSpec, derive_generator, derive_seed, restore_gener
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 
 SIMULATOR_BYTES = 2_000  # memory of one simulator, at least
+_ALL_TOLD = 10  # messages about replaced simulators that are told before they become fewer
 
 
 def step_bytes(run: RunView) -> int:
@@ -69,6 +70,33 @@ def open_groups(
     ]
 
 
+class RestartMessages:
+    """Chooses which messages about replaced simulators are told, so that an environment that keeps failing
+    does not fill the log: the first ten, then one whenever their number has doubled.
+
+    count: number of simulators that were replaced.
+    """
+
+    def __init__(self) -> None:
+        self.count = self._messages = 0
+
+    def told(self, restarts: Sequence[str]) -> list[str]:
+        """Count ``TimeStep.restarts``; return what to tell of them. Equal messages come from one process and
+        are told once."""
+        self.count += len(restarts)
+        told = []
+        for message in dict.fromkeys(restarts):
+            self._messages += 1
+            if self._messages <= _ALL_TOLD:
+                told.append(message)
+            elif self._messages.bit_count() == 1:  # a power of two
+                told.append(
+                    f"{message}. Simulators were started again {self.count:,} times so far; "
+                    f"the next such line comes after {self._messages:,} more failures"
+                )
+        return told
+
+
 class SimulatorGroups:
     """Opened groups with the recurrent state of the agent in each, and the generator of its actions.
 
@@ -78,7 +106,6 @@ class SimulatorGroups:
         parts: the slice of each group among all simulators. size: size of all groups together.
         first: [size] bool, whether the next observation begins an episode.
         memory: recurrent state of the agent in each group; None if the agent is not recurrent.
-        restarts: number of simulators that were replaced because they had failed.
 
     Raises ``ValueError`` for no group, or groups of different worlds.
     """
@@ -102,7 +129,7 @@ class SimulatorGroups:
         self.size = self.parts[-1].stop
         self.first = torch.ones(self.size, dtype=torch.bool)
         self.memory: list[Tensor | None] = [None] * len(self.groups)
-        self.restarts = 0
+        self._restarts = RestartMessages()
         self._events: list[tuple[str, str]] = []
         self._policy, self._seed, self._device, self._on_reset = policy, seed, device, on_reset
 
@@ -116,14 +143,12 @@ class SimulatorGroups:
         return all(group.state() is not None for group in self.groups)
 
     def note(self, restarts: Sequence[str]) -> None:
-        """Count the replaced simulators (``TimeStep.restarts``). Equal messages, which come from one process,
-        make one event."""
-        self.restarts += len(restarts)
-        self._events += [("simulator restarted", message) for message in dict.fromkeys(restarts)]
+        """Count replaced simulators (``TimeStep.restarts``); ``RestartMessages`` says which become events."""
+        self._events += [("simulator restarted", message) for message in self._restarts.told(restarts)]
 
     def fields(self) -> dict[str, int]:
         """``simulator_restarts``, once there are any."""
-        return {"simulator_restarts": self.restarts} if self.restarts else {}
+        return {"simulator_restarts": self._restarts.count} if self._restarts.count else {}
 
     def events(self) -> list[tuple[str, str]]:
         """Events since the last call."""

@@ -156,7 +156,7 @@ class Strategy:
         """This replica's own figures by name, scalars, for ``metrics.jsonl``: an adaptive period, say.
 
         Called whenever a record is written, which replicas do at different times: it must not communicate.
-        Names differ from those of other fields (``docs/metrics.md``).
+        A figure with the name of another field (``docs/metrics.md``) is recorded as ``strategy_NAME``.
         """
         return {}
 

@@ -104,14 +104,14 @@ class CentreServer:
             self.recorder.event("warning", message, member=self.context.rank)
         self.recorder.record(
             {
-                **self.replicator.strategy_fields(),
                 "kind": "centre",
                 "member": self.context.rank,
                 "updates": self.replicator.folds,
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 **self.timer.fields(last=last),
-            }
+            },
+            self.replicator.strategy_fields(),
         )
 
     def _save(self, requested: int) -> None:

@@ -231,29 +231,6 @@ def load_newest(folder: Path, load: Callable[[Path], T]) -> tuple[Path, T]:
     return newest(folder, fits, replays=False), loaded[0]
 
 
-def load_chosen(
-    folder: Path, load: Callable[[Path], T], *, take_best: bool = False, path: Path | None = None
-) -> tuple[Path, T]:
-    """(a checkpoint, what ``load`` made of it): the one at ``path``, which may be a copy without replays;
-    else the best one in ``folder`` or, without ``take_best``, its ``newest``.
-
-    Raises Refusal if there is none, or it is damaged or not of this run, and for both ``take_best`` and
-    ``path``.
-    """
-    if take_best and path is not None:
-        raise Refusal(
-            "--best and --checkpoint (in Python: best and checkpoint) choose two checkpoints. Leave one of "
-            "them out."
-        )
-    if path is None and not take_best:
-        return load_newest(folder, load)
-    chosen = best(folder) if path is None else path
-    if (problem := damage(chosen, replays=False)) is not None:
-        option = "--checkpoint (in Python: checkpoint)" if path else "--best (in Python: best)"
-        raise Refusal(f"{problem} Use the last checkpoint instead: leave out {option}.")
-    return chosen, load(chosen)
-
-
 def _unfit(checkpoint: Path, fits: Callable[[Path], object]) -> str | None:
     try:
         fits(checkpoint)
@@ -364,17 +341,25 @@ def kept_sentence(folder: Path, resumable: bool = True) -> str:
     for name in ("last", "previous"):
         with contextlib.suppress(Refusal):
             steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
-            verb = "resume" if resumable else "eval"
-            return f"The checkpoint at {steps:,} {_unit(folder)} is kept: murmurate {verb} {quoted(folder)}"
+            unit = _of_run(folder, "unit", "env steps")
+            return f"The checkpoint at {steps:,} {unit} is kept: " + command(
+                "resume" if resumable else "eval", folder
+            )
     return "No checkpoint had been saved, so nothing that was learned is kept."
 
 
-def _unit(folder: Path) -> str:
-    """The unit of a run's ``env_steps``: documents, for example."""
+def command(verb: str, folder: Path) -> str:
+    """The command of this verb for a run folder. A run that torchrun started is resumed by torchrun."""
+    is_ranks = verb == "resume" and _of_run(folder, "launcher", "") == "torchrun"
+    return f"{'torchrun ... -m ' if is_ranks else ''}murmurate {verb} {quoted(folder)}"
+
+
+def _of_run(folder: Path, name: str, otherwise: str) -> str:
+    """A text in ``run.json``: the unit of its ``env_steps`` (documents, for example), or its launcher."""
     try:
-        return str(read_object(folder / "run.json")["unit"])
-    except (OSError, *UNSOUND):  # it is damaged, or of a version that did not name the unit
-        return "env steps"
+        return str(read_object(folder / "run.json")[name])
+    except (OSError, *UNSOUND):  # it is damaged, or of a version that had no such text
+        return otherwise
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

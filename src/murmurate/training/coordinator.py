@@ -60,7 +60,7 @@ class Coordinator:
         self.recorder = Recorder(folder / "metrics.jsonl", None, started_at, offset_seconds=offset_seconds)
         self.tail = Tail(folder / "metrics.jsonl")
         self.console = Console(
-            f"{run.recipe} · {run.strategy.name} · {run.replicas} replica{'s' * (run.replicas > 1)}",
+            run.title,
             run.replicas,
             run.env_steps,
             unit=run.unit,

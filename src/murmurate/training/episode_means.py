@@ -1,4 +1,4 @@
-"""Means over the newest training episodes, of what the world says at an episode's end."""
+"""Means over the newest training episodes, of what the world says at an episode's end; whether any ends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from murmurate.spec import Episode
+from murmurate.training.run import Run
 
 _NEWEST = 100  # episodes
+_LONGEST = 30_000  # env steps of a simulator; an episode of Atari has 27,000 at most
 
 
 class EpisodeMeans:
@@ -40,3 +42,16 @@ class EpisodeMeans:
         self._successes.extend(state.get("successes", ()))
         for name, values in state.get("figures", {}).items():
             self._figures[name] = deque(values, maxlen=_NEWEST)
+
+
+def endless_warning(run: Run, steps_before: int, steps: int) -> str:
+    """What to say of a replica of which no episode has ended in ``steps`` env steps, once these have become
+    very many since ``steps_before``; else empty."""
+    limit = _LONGEST * getattr(run.source, "simulators", 1)
+    if not run.evaluation.plays or not steps_before < limit <= steps:
+        return ""
+    option = ", or limit them: --world.max-episode-steps (in Python: world={'max_episode_steps': N})"
+    return (
+        f"no episode has ended in {_LONGEST:,} env steps of each simulator, so there are no returns. Let "
+        f"step return terminated or truncated{option if hasattr(run.world, 'max_episode_steps') else ''}."
+    )

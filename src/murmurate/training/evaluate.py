@@ -19,7 +19,7 @@ from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
 from murmurate.training.ends import is_of_examples
 from murmurate.training.own_files import warn_of_changes
-from murmurate.training.restore import load_agent, run_folder
+from murmurate.training.restore import load_agent, load_chosen, run_folder
 from murmurate.training.run import Run
 from murmurate.training.run_folder import locked
 from murmurate.training.threads import all_threads
@@ -118,16 +118,9 @@ def evaluate_folder(
     Raises Refusal if there is no such checkpoint, and as ``figures``.
     """
     warn_of_changes(folder, run)
-    if which == "best":
-        refuse_without_best(run, folder)
     alone = _is_idle(folder)
     device, _ = _place(run, alone)
-    checkpoint_folder, learner = checkpoint.load_chosen(
-        folder / "checkpoints",
-        lambda each: load_agent(run, each, folder, device),
-        take_best=which == "best",
-        path=path,
-    )
+    checkpoint_folder, learner = load_chosen(run, folder, take_best=which == "best", path=path, device=device)
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
     if video:  # what is wrong with the world is raised before its games are played, which may take long
@@ -152,16 +145,6 @@ def evaluate_folder(
         **result,
         "video": str(target) if video else None,
     }
-
-
-def refuse_without_best(run: Run, folder: Path) -> None:
-    """Raise Refusal if a run of this kind has no best checkpoint."""
-    if not run.evaluation.plays and not checkpoint.best(folder / "checkpoints").exists():
-        raise Refusal(
-            f"{run.recipe} keeps no best checkpoint: it has no returns to choose one by, and the figures of "
-            "test data must not choose it, as they would then be biased. Use the last checkpoint instead: "
-            "leave out --best (in Python: best)."
-        )
 
 
 def write_video(run: Run, folder: Path, learner: Any, target: Path, seed: int | None, sample: bool) -> None:

@@ -20,7 +20,7 @@ from murmurate.replicator.learner import Learner, updates_of
 from murmurate.spec import Batch, Outcome, derive_seed
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probes
-from murmurate.training.episode_means import EpisodeMeans
+from murmurate.training.episode_means import EpisodeMeans, endless_warning
 from murmurate.training.members import learner_of, open_source
 from murmurate.training.part_processes import LearnerInParts, PartProcesses
 from murmurate.training.place import FollowedFolder
@@ -197,9 +197,11 @@ class TrainingLoop:
             return
         bound_replicas = list(self.replicator.bound_replicas.values())
         steps = self.env_steps - self._last_steps  # may be 0 in the last record, and 0 would be no speed
+        endless = "" if self.returns else endless_warning(self.run, self._last_steps, self.env_steps)
+        if endless and self.context.rank == 0:
+            self.recorder.event("warning", endless, member=0)
         self.recorder.record(
             {
-                **self.replicator.strategy_fields(),  # first, so that no other field is replaced
                 "env_steps": self.env_steps,
                 "updates": self.updates,
                 "total_env_steps": self.context.run_state.total_env_steps(),
@@ -219,7 +221,8 @@ class TrainingLoop:
                 **self.probed,
                 **self.timer.fields(last=force),
                 **({} if self.window is None else self.window.fields()),
-            }
+            },
+            self.replicator.strategy_fields(),
         )
         self.unreported, self.probed = [], {}
         self._last_record, self._last_steps = now, self.env_steps

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.memory_limits import FEWER_OR_SMALLER, PROCESS_BYTES, refuse_if_small
+from murmurate.fabric.processes.memory_limits import (
+    FEWER_OR_SMALLER,
+    PROCESS_BYTES,
+    memory_text,
+    refuse_if_small,
+)
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, Learner
 from murmurate.training.run import Run
@@ -16,7 +21,7 @@ def refuse_too_small(run: Run, vector_bytes: int) -> None:
     ``vector_bytes`` bytes."""
     source_bytes, all_bytes = run.source.memory_bytes(run), needed_bytes(run, vector_bytes)
     sources_note = (
-        f" (sources take {run.replicas * source_bytes // 2**20:,} MiB of it: --simulators, "
+        f" (sources take {memory_text(run.replicas * source_bytes)} of it: --simulators, "
         "--replay.capacity, --replay.folder, --actors, --agent.batch)"
         if source_bytes > 2**20
         else ""

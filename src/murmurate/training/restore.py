@@ -66,6 +66,47 @@ def load_agent(run: Run, folder: Path, of: Path | None = None, device: torch.dev
     return agent
 
 
+def load_chosen(
+    run: Run,
+    folder: Path,
+    *,
+    take_best: bool = False,
+    path: Path | None = None,
+    device: torch.device | None = None,
+) -> tuple[Path, Any]:
+    """(a checkpoint, its learner as from ``load_agent``): the one at ``path``, which may be a copy without
+    replays; else the best one in the run folder ``folder`` or, without ``take_best``, its newest.
+
+    Warns of a checkpoint in another run's folder. Raises Refusal if there is none, or it is damaged or not of
+    this run, and for both ``take_best`` and ``path``.
+    """
+
+    def load(chosen: Path) -> Any:
+        return load_agent(run, chosen, folder, device)
+
+    if take_best and path is not None:
+        raise Refusal(
+            "--best and --checkpoint (in Python: best and checkpoint) choose two checkpoints. Leave one of "
+            "them out."
+        )
+    if path is None and not take_best:
+        return checkpoint.load_newest(folder / "checkpoints", load)
+    chosen = checkpoint.best(folder / "checkpoints") if path is None else path
+    if take_best and not run.evaluation.plays and not chosen.exists():
+        raise Refusal(
+            f"{run.recipe} keeps no best checkpoint: it has no returns to choose one by, and the figures of "
+            "test data must not choose it, as they would then be biased. Use the last checkpoint instead: "
+            "leave out --best (in Python: best)."
+        )
+    if (problem := checkpoint.damage(chosen, replays=False)) is not None:
+        option = "--checkpoint (in Python: checkpoint)" if path else "--best (in Python: best)"
+        raise Refusal(f"{problem} Use the last checkpoint instead: leave out {option}.")
+    holder = run_folder(chosen.resolve())
+    if (holder / "run.json").exists() and not holder.samefile(folder):
+        warnings.warn(f"{chosen} is a checkpoint of the run in {holder}, and not of {folder}", stacklevel=2)
+    return chosen, load(chosen)
+
+
 def consensus(folder: Path, replicas: int) -> dict[str, dict[str, Tensor]]:
     """The consensus of a checkpoint: for each replicated module, parameters and buffers by name.
 
@@ -161,7 +202,7 @@ def warn_of_other_classes(run: Run, folder: Path) -> None:
 
 def run_folder(checkpoint_folder: Path) -> Path:
     """The run folder of a checkpoint folder."""
-    return checkpoint_folder.absolute().parents[1]
+    return checkpoint_folder.absolute().parent.parent  # of a folder in the root: the root
 
 
 def learners(folder: Path, replicas: int) -> list[int]:

@@ -153,6 +153,12 @@ class Run:
         return checked_grid((*self.parts, 1) if len(self.parts) == 1 else self.parts)
 
     @property
+    def title(self) -> str:
+        """Recipe, strategy and number of replicas. One that is alone has nobody to exchange anything with."""
+        strategy = f" · {self.strategy.name}" * (self.members > 1)
+        return f"{self.recipe}{strategy} · {self.replicas} replica{'s' * (self.replicas > 1)}"
+
+    @property
     def members(self) -> int:
         """Number of replicas, plus one if the strategy has a centre, which is then the last member."""
         return self.replicas + self.strategy.centre

@@ -17,7 +17,7 @@ from murmurate.record.reader import truncate_after
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.replica.state_dict import refuse_not_finite
 from murmurate.training import checkpoint, run_folder
-from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
+from murmurate.training.data_record import check_data, record_data, refuse_missing
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_ignored, signals_restored
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.manifest import MANIFEST_NAME
@@ -31,8 +31,9 @@ from murmurate.training.restore import (
     warn_of_other_classes,
     without_initial,
 )
+from murmurate.training.resumed_settings import reached_end, refuse_changes, refuse_past_ends
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, claim_new, has_begun, locked, plain, unclaim, write_run
+from murmurate.training.run_folder import claim, claim_new, has_begun, locked, unclaim, write_run
 from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume, parts_to_resume
 
@@ -118,15 +119,21 @@ def _has_checkpoint(folder: Path) -> bool:
 
 def _end_of_finished(folder: Path, run: Run, read: Callable[[Path], Run]) -> Finish | None:
     """How the run in ``folder`` ended, if it is ``run`` and has finished."""
-    try:
-        stored_summary = read_object(folder / "summary.json")
-    except (OSError, *UNSOUND):
-        return None
-    if stored_summary.get("exit") != "finished" or read(folder) != run:
+    summary = _finished_summary(folder)
+    if summary is None or read(folder) != run:
         return None
     if not current_watch().quiet:
         print(f"{folder} holds this run, which has finished")
-    return Finish(FINISHED, stored_summary, folder, run)
+    return Finish(FINISHED, summary, folder, run)
+
+
+def _finished_summary(folder: Path) -> dict[str, Any] | None:
+    """The summary of the run in ``folder``, if it has finished."""
+    try:
+        summary = read_object(folder / "summary.json")
+    except (OSError, *UNSOUND):
+        return None
+    return summary if summary.get("exit") == "finished" else None
 
 
 def _make_room(folder: Path) -> None:
@@ -210,6 +217,8 @@ def resume(
 ) -> Finish:
     """Resume from a run folder's newest complete checkpoint; ``changes`` may move the run's end.
 
+    A run that has reached its end, was evaluated, and is not changed, is left alone; its end is returned.
+
     find_launcher: returns a launcher by name. read: see ``train``. relocate: names what the run needs where
     it is found now, in ways that ``changes`` may not.
     Raises Refusal, with nothing changed, if there is no checkpoint or it belongs to another run.
@@ -232,6 +241,9 @@ def resume(
             warn_of_changes(folder, stored)
             if stored != recorded:
                 write_run(folder, stored)
+            # the other ranks wait for a run
+            if ranks is None and run == stored and (end := _end_of_reached(run, folder, newest)) is not None:
+                return end
             with run_folder.restored_if_refused(folder, "run.json", "summary.json"):
                 return _continue(run, stored, folder, newest, launcher)
 
@@ -241,30 +253,12 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     saved = checkpoint.parts(newest)
     learners = [rank for rank in saved if rank < run.replicas]
     parts = parts_to_resume(saved, run.replicas)
-    # all fields but the movable ones and places must be as they were stored
-    stored_movable = {
-        f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")
-    }
-    stored_fields = plain(without_places(stored))
-    new_fields = plain(without_places(dataclasses.replace(run, **stored_movable)))
-    changed = [name for name, value in new_fields.items() if value != stored_fields[name]]
-    if changed:
-        raise Refusal(
-            f"{' and '.join(changed)} cannot change on resume: what was learned so far depends on it. "
-            f"Train anew: murmurate train, with --out; --initial {folder} begins with what it has learned."
-        )
+    refuse_changes(run, stored, folder)
+    refuse_past_ends(run, stored, folder, newest)
     # each replica saved at a different time, and the checkpoint was complete after the last of them
     counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
     clocks = {rank: checkpoint.updates(newest, rank) for rank in learners}
-    steps, seconds = int(manifest["env_steps"]), float(manifest["seconds"])
-    made = {"env_steps": steps, "updates": min(clocks.values()), "minutes": seconds / 60}
-    for name, number in made.items():
-        goal, stored_goal = getattr(run, name), getattr(stored, name)
-        # a goal that is raised may still be passed already, by the rest of the last batch
-        is_lowered = goal is not None and (stored_goal is None or goal < stored_goal)
-        if is_lowered and goal <= number:
-            unit = run.unit if name == "env_steps" else name
-            raise Refusal(f"{folder} has already made {round(number, 3):,} {unit}; give more than that.")
+    seconds = float(manifest["seconds"])
     if run != stored:
         write_run(folder, run)
     record_data(folder, run.world)  # again, if the record was deleted
@@ -273,6 +267,18 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
     (folder / "summary.json").unlink(missing_ok=True)  # of the end that the run now goes beyond
     return _carry_out(run, folder, launcher, Resume(newest.resolve(), parts, manifest, seconds))
+
+
+def _end_of_reached(run: Run, folder: Path, newest: Path) -> Finish | None:
+    """How the run in ``folder`` ended, if it has reached its end and was evaluated."""
+    summary, headline = _finished_summary(folder), run.evaluation.headline
+    if summary is None or headline is None or summary.get(headline.metric) is None:
+        return None
+    if not (end := reached_end(run, newest)):
+        return None
+    if not current_watch().quiet:
+        print(f"{folder} holds a run that has finished: {end}")
+    return Finish(FINISHED, summary, folder, run)
 
 
 def _check_fits(run: Run, folder: Path, candidate: Path) -> None:

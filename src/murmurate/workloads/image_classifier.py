@@ -28,7 +28,7 @@ from murmurate.workloads.validation_times import ValidationTimes
 
 Net = Literal["resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"]
 
-_EVALUATION_BATCH = 250  # images that are evaluated at a time
+EVALUATION_BATCH = 250  # images that are evaluated at a time; with 224 pixels a pass takes some gigabytes
 _VALIDATION_METRICS = {"accuracy": "accuracy", "validation_loss": "loss"}  # metric -> key of ``figures``
 
 
@@ -241,12 +241,12 @@ class ClassifierLearner:
         share the work; each must call this. seen: is called with the labels [B] and logits [B, K] of each
         batch that this replica evaluates."""
         chosen = _drawn(len(examples), count, seed)
-        starts = range(0, max(len(chosen), 1), _EVALUATION_BATCH)
+        starts = range(0, max(len(chosen), 1), EVALUATION_BATCH)
 
         def sums(start: int) -> Tensor:
             """Hits, hits of the top 5, summed loss and number of images of one batch."""
             self._heartbeat()
-            batch = examples.select(chosen[start : start + _EVALUATION_BATCH])
+            batch = examples.select(chosen[start : start + EVALUATION_BATCH])
             if not len(batch.labels):  # all of them are broken, and left out
                 return torch.zeros(4, dtype=torch.float64)
             logits, labels = self.logits(batch.images).float(), batch.labels.to(self.device)

@@ -47,13 +47,16 @@ def refuse_if_small(
         needed_bytes, left, kind = each_bytes, address_space_bytes(), "address space (ulimit -v)"
     if needed_bytes > left:
         raise Refusal(
-            f"{what} needs {_mebibytes(needed_bytes)} of {kind} and {_mebibytes(left)} are free. Use "
+            f"{what} needs {memory_text(needed_bytes)} of {kind} and {memory_text(left)} are free. Use "
             f"{remedy}, or give the run more {kind}."
         )
 
 
-def _mebibytes(count: int) -> str:
-    return f"{count // 2**20} MiB" if count < 2**60 else f"{Decimal(count):.0e} bytes"
+def memory_text(count: int) -> str:
+    """So many bytes in MiB, or in GiB from 100 GiB on."""
+    if count >= 2**60:
+        return f"{Decimal(count):.0e} bytes"
+    return f"{count // 2**20:,} MiB" if count < 100 * 2**30 else f"{count // 2**30:,} GiB"
 
 
 def _left_in_groups() -> Iterator[int]:
