@@ -118,6 +118,10 @@ def test_what_a_command_does_not_go_on_with_is_refused(
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "file").touch()
     assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
+    (tmp_path / "theirs" / "checkpoints").mkdir()
+    (tmp_path / "theirs" / "checkpoints" / "model.pt").touch()
+    assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "file").exists(), "a folder of another program is not renamed"
 
 
 def test_a_signal_before_the_run_begins_leaves_no_folder(

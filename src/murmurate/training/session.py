@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +134,8 @@ def _make_room(folder: Path) -> None:
     """Rename ``folder``, if it holds a run that saved nothing. Raises Refusal if that run goes on."""
     if not (folder / "checkpoints").is_dir():
         return
+    if not any(folder.glob("run.json*")) and os.listdir(folder) != ["checkpoints"]:
+        return  # it holds something else
     with locked(folder):
         pass
     try:
