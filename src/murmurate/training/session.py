@@ -220,7 +220,7 @@ def resume(
     recorded = read(folder)
     stored = relocate(recorded)
     run = changes(stored)
-    if run.launcher == "simulated":
+    if stored.launcher == "simulated":
         raise Refusal(f"{folder} holds a simulated run, which cannot be resumed. Simulate anew with --out.")
     refuse_missing(run.world)
     launcher = find_launcher(run.launcher)
