@@ -150,7 +150,7 @@ def warn_of_other_classes(run: Run, folder: Path) -> None:
     initial = Path(run.initial)
     others = run_folder(initial) if checkpoint.is_one(initial) else initial
     own, other = (data and data.get("classes") for data in map(read_fingerprint, (folder, others)))
-    if own and other and own != other:
+    if own and other and len(own) == len(other) and own != other:
         first, there = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
         warnings.warn(
             f"{run.initial} was trained on other classes ({there} in place of {first}): the outputs start as "
@@ -161,7 +161,7 @@ def warn_of_other_classes(run: Run, folder: Path) -> None:
 
 def run_folder(checkpoint_folder: Path) -> Path:
     """The run folder of a checkpoint folder."""
-    return checkpoint_folder.absolute().parents[1]
+    return checkpoint_folder.absolute().parent.parent  # the root folder is its own parent
 
 
 def learners(folder: Path, replicas: int) -> list[int]:
