@@ -248,7 +248,7 @@ def load_chosen(
     if path is None and not take_best:
         return load_newest(folder, load)
     chosen = best(folder) if path is None else path
-    if (problem := damage(chosen, replays=False)) is not None:
+    if (problem := undisturbed(chosen, lambda each: damage(each, replays=False))) is not None:
         option = "--checkpoint (in Python: checkpoint)" if path else "--best (in Python: best)"
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out {option}.")
     return chosen, load(chosen)
