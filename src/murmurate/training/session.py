@@ -114,7 +114,7 @@ def train(
 
 def _has_checkpoint(folder: Path) -> bool:
     """Also if it is damaged: a resume may still find enough, and deletes nothing."""
-    return any((folder / "checkpoints" / name / MANIFEST_NAME).exists() for name in _CHECKPOINTS)
+    return any(os.path.exists(folder / "checkpoints" / name / MANIFEST_NAME) for name in _CHECKPOINTS)
 
 
 def _end_of_finished(folder: Path, run: Run, read: Callable[[Path], Run]) -> Finish | None:
@@ -132,7 +132,7 @@ def _end_of_finished(folder: Path, run: Run, read: Callable[[Path], Run]) -> Fin
 
 def _make_room(folder: Path) -> None:
     """Rename ``folder``, if it holds a run that saved nothing. Raises Refusal if that run goes on."""
-    if not (folder / "checkpoints").is_dir():
+    if not os.path.isdir(folder / "checkpoints"):
         return
     if not any(folder.glob("run.json*")) and os.listdir(folder) != ["checkpoints"]:
         return  # it holds something else
@@ -178,7 +178,7 @@ def claimed(requested: Path | None, name: str) -> Iterator[Path]:
     """Used around a new run: makes its folder (``requested``, or a ``new_folder`` of ``name``), and locks
     it. A run that fails or is interrupted before it has recorded or saved anything leaves nothing. Raises
     Refusal if the folder cannot be made or written."""
-    existed = requested is not None and requested.exists()
+    existed = requested is not None and os.path.exists(requested)
     if requested is not None:
         claim(requested)
     chosen = claim_new(name) if requested is None else requested
