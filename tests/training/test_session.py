@@ -240,6 +240,12 @@ def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(
     command = f"murmurate resume '{folder}'"
     assert f"Go on with it: {command};" in refused(capsys, *begin)
     assert checkpoint.kept_sentence(folder).endswith(f"is kept: {command}")
+    assert f"--initial '{folder}' begins with" in refused(capsys, "resume", folder, "--seed", "5")
+    assert f"See: {command} --help" in refused(capsys, "resume", folder, "--nonsense", "5")
+    env = f"env:{tmp_path}/an env.py:make-a2c"
+    (tmp_path / "an env.py").write_text("import gymnasium\nmake = lambda: gymnasium.make('CartPole-v1')\n")
+    said = refused(capsys, "train", env, "--nonsense", "5")
+    assert f"See: murmurate train '{env}' --help" in said
     (folder / "run.json").write_text((folder / "run.json").read_text().replace("cartpole", "acrobot"))
     assert f"as in {command} --env-steps" in refused(capsys, "resume", folder)
 

@@ -197,7 +197,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.seeds is None and not options.dry_run:
         begin_fork_server(rest)
     run = recipe_run(options, rest)
-    verb = f"murmurate train {options.recipe}"
+    verb = f"murmurate train {quoted(options.recipe)}"
     base, run = run, changed(run, options, rest, verb)
     if options.seeds is not None:
         if options.dry_run:
@@ -243,7 +243,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.simulation.start import simulate
 
     run, cluster = recipe_run(options, rest), Cluster()
-    verb = f"murmurate simulate {options.recipe}"
+    verb = f"murmurate simulate {quoted(options.recipe)}"
     cluster_words, run_words = divide(rest, cluster, run, verb)
     cluster = change(cluster, cluster_words, verb)
     # an explicit end replaces the recipe's, which a thousand replicas would reach at once
@@ -280,7 +280,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
             options.folder,
             command_launcher,
             stored,
-            lambda run: change(run, rest, f"murmurate resume {options.folder}"),
+            lambda run: change(run, rest, f"murmurate resume {quoted(options.folder)}"),
             lambda run: relocated(run, replacement),
         )
     return report_end(finish)

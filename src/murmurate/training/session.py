@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal, RunFailed, cause_of
+from murmurate.errors import Refusal, RunFailed, cause_of, quoted
 from murmurate.evaluation.interface import reporting
 from murmurate.record.callbacks import Result, current_watch
 from murmurate.record.reader import truncate_after
@@ -254,7 +254,8 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     if changed:
         raise Refusal(
             f"{' and '.join(changed)} cannot change on resume: what was learned so far depends on it. "
-            f"Train anew: murmurate train, with --out; --initial {folder} begins with what it has learned."
+            f"Train anew: murmurate train, with --out; --initial {quoted(folder)} begins with what it has "
+            "learned."
         )
     # each replica saved at a different time, and the checkpoint was complete after the last of them
     counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
