@@ -213,6 +213,7 @@ _USAGE = {
         ["eval", "DIR", "--foo"],
         "eval has no option --foo. See: murmurate eval --help",
     ),
+    "abbreviated option": (["eval", "DIR", "--vid"], "eval has no option --vid. See"),
     "no folder": (["resume"], "required: folder. See: murmurate resume --help"),
     "word for a number": (["eval", "DIR", "--episodes", "x"], "'x' is no integer at least 1"),
     "integer beyond": (

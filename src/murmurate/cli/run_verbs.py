@@ -25,7 +25,7 @@ _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def add_verbs(verbs: Any) -> None:
-    train = verbs.add_parser("train", help="train a recipe", allow_abbrev=False)
+    train = verbs.add_parser("train", help="train a recipe")
     train.add_argument(
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
@@ -44,9 +44,7 @@ def add_verbs(verbs: Any) -> None:
     )
     sweep.add_options(train)
     train.set_defaults(act=_train, fields=train_fields)
-    simulate = verbs.add_parser(
-        "simulate", help="train a recipe on a simulated cluster of any size", allow_abbrev=False
-    )
+    simulate = verbs.add_parser("simulate", help="train a recipe on a simulated cluster of any size")
     simulate.add_argument("recipe", nargs="?", help="as for train")
     add_env(simulate)
     add_passes(simulate)
@@ -55,9 +53,7 @@ def add_verbs(verbs: Any) -> None:
     simulate.add_argument("--json", action="store_true", help="print the summary as JSON on the last line")
     simulate.set_defaults(act=_simulate, fields=_simulate_fields)
     resume = verbs.add_parser(
-        "resume",
-        help="continue a run from its folder; --env-steps and the like change its end",
-        allow_abbrev=False,
+        "resume", help="continue a run from its folder; --env-steps and the like change its end"
     )
     resume.add_argument("folder", type=Path, help="the folder that murmurate train wrote (its --out)")
     add_env_in_place(resume)
