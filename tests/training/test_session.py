@@ -97,7 +97,7 @@ def test_one_command_begins_a_run_goes_on_with_it_and_leaves_it_finished(
 
 
 def test_what_a_command_does_not_go_on_with_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2, eval_episodes=1)
     train(run, folder := tmp_path / "run")
@@ -115,6 +115,9 @@ def test_what_a_command_does_not_go_on_with_is_refused(
     claim(begun := tmp_path / "begun")
     with locked(begun):
         assert "another process is training" in refused(capsys, *words, "--out", begun)
+    with monkeypatch.context() as working:
+        working.chdir(begun)
+        assert "cannot be renamed" in refused(capsys, *words, "--out", ".")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "file").touch()
     assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")

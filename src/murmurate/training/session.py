@@ -140,7 +140,7 @@ def _make_room(folder: Path) -> None:
         pass
     try:
         place = run_folder.set_aside(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ``.`` has no name
         raise Refusal(
             f"{folder} holds a run that saved no checkpoint, and cannot be renamed ({cause_of(error)}). "
             "Empty it, or choose another with --out."
