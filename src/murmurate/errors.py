@@ -82,9 +82,9 @@ def cause_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def quoted(path: Path) -> str:
-    """``path`` as a word of a command that a user copies to a shell."""
-    return shlex.quote(str(path))
+def quoted(word: Path | str) -> str:
+    """``word`` as it stands in a command that a user copies to a shell."""
+    return shlex.quote(str(word))
 
 
 def printable(text: str) -> str:

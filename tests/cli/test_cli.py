@@ -17,6 +17,7 @@ import torch
 
 from murmurate.__main__ import main as command
 from murmurate.cli import main as cli
+from murmurate.cli.help import verbs_of
 from murmurate.cli.main import _parser, main
 from murmurate.cli.options import change, options
 from murmurate.cli.run_verbs import report_end
@@ -213,6 +214,7 @@ _USAGE = {
         ["eval", "DIR", "--foo"],
         "eval has no option --foo. See: murmurate eval --help",
     ),
+    "abbreviated option": (["eval", "DIR", "--vid"], "eval has no option --vid. See"),
     "no folder": (["resume"], "required: folder. See: murmurate resume --help"),
     "word for a number": (["eval", "DIR", "--episodes", "x"], "'x' is no integer at least 1"),
     "integer beyond": (
@@ -495,6 +497,17 @@ def test_an_option_s_value_is_not_taken_for_the_name(words: str, name: str) -> N
     ordered = cli._name_first(words.split())
     assert ordered[2 if ordered[0] == "topics" else 1] == name
     assert sorted(ordered) == sorted(words.split())
+
+
+@pytest.mark.parametrize("verb", ["train", "tune", "resume", "simulate", "plan"])
+def test_the_name_may_follow_an_option_that_takes_no_value(verb: str) -> None:
+    flags = [
+        action.option_strings[-1]
+        for action in verbs_of(_parser())[verb]._actions
+        if action.nargs == 0 and action.dest != "help"
+    ]
+    for flag in flags:
+        assert cli._name_first([verb, "--seed", "1", flag, "NAME"])[1] == "NAME", flag
 
 
 def test_help_tells_every_field(capsys: pytest.CaptureFixture[str]) -> None:

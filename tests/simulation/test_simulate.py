@@ -378,6 +378,10 @@ def test_the_command_writes_a_folder_that_report_and_eval_read(tmp_path, capsys)
     assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
     capsys.readouterr()
     assert "a simulated run, which cannot be resumed" in refused(capsys, "resume", folder)
+    other = refused(capsys, "resume", folder, "--launcher", "local")
+    assert "a simulated run, which cannot be resumed" in other
+    train = ["train", "cartpole-gala", "--replicas", "3", "--out", folder, "--continue"]
+    assert "a simulated run, which cannot be resumed" in refused(capsys, *train)
     assert "already holds a simulated run. Choose" in refused(
         capsys, "train", "cartpole-gala", "--out", folder
     )

@@ -520,6 +520,24 @@ def test_the_newest_is_taken_also_if_it_is_replaced_while_it_is_checked(tmp_path
         assert _mark(checkpoint.newest(tmp_path, fits)) == 3
 
 
+def test_the_best_is_sound_also_if_it_is_replaced_while_it_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.commit(tmp_path, _save(tmp_path, 1), _about(1))
+    checkpoint.keep_as_best(tmp_path)
+    checkpoint.commit(tmp_path, _save(tmp_path, 2), _about(2))
+    read, replaced = checkpoint.digest, []
+
+    def digest(path: Path) -> str:
+        if not replaced:
+            replaced.append(path)
+            checkpoint.keep_as_best(tmp_path)
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "digest", digest)
+    assert checkpoint.load_chosen(tmp_path, _mark, take_best=True) == (tmp_path / "best", 2)
+
+
 @pytest.mark.parametrize("point", range(12))
 def test_a_crash_after_going_on_from_the_previous_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int

@@ -76,7 +76,7 @@ def test_passes_that_cannot_be_counted_are_refused(
     command = ["train", "table-gmm", "--world.path", path, "--out", tmp_path / "run", "--passes", "2"]
     assert "both say how many rows are read" in refused(capsys, *command, "--env-steps", "80")
     assert "'cartpole' is none" in refused(capsys, "train", "cartpole-a2c", "--passes", "2")
-    for passes in ("2", 0, float("nan")):
+    for passes in ("2", 0, float("nan"), 1e308):
         with pytest.raises(Refusal, match="it must be a number above 0"):
             after_passes(of_rows(path), passes, ())  # type: ignore[arg-type]
 

@@ -1,8 +1,10 @@
-"""On which device, and with how many threads, a run's checkpoint is evaluated."""
+"""On which device, and with how many threads, a run's checkpoint is evaluated, and what becomes of a figure
+that is not finite."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from murmurate.evaluation.games import Games
 from murmurate.evaluation.held_out import HeldOutRows
 from murmurate.evaluation.interface import EvalContext
 from murmurate.recipes import recipe
@@ -45,6 +48,21 @@ def test_a_data_set_s_evaluation_has_all_cores_where_no_process_trains(
         with locked(folder):  # as by a process that goes on with the run
             assert figures(run, last)["threads"] == 1
             assert figures(run, last, alone=True)["threads"] == 3
+
+
+@dataclass(frozen=True)
+class _NotFinite(Games):
+    def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
+        return {"eval_return_mean": 1.0, "episodes": 1, "eval_figure_error": float("nan"), "returns": [1.0]}
+
+
+def test_a_figure_that_is_not_finite_is_null_where_json_is_written(tmp_path: Path) -> None:
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=1, simulators=2)
+    train(dataclasses.replace(run, evaluation=_NotFinite()), folder := tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert (summary["eval_return_mean"], summary["eval_figure_error"]) == (1.0, None)
+    found = evaluate_folder(dataclasses.replace(run, evaluation=_NotFinite()), folder)
+    assert found["eval_figure_error"] is None
 
 
 def test_it_has_the_first_gpu_if_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,11 @@ def test_other_classes_of_the_same_number_are_noticed(tmp_path: Path, source: Pa
         warnings.simplefilter("error")
         warn_of_other_classes(dataclasses.replace(run, initial_except=("head",)), folders[1])
         warn_of_other_classes(run, folders[0])
+        # of another number, which the outputs of some models (a GAN's generator) do not depend on
+        write_json(folders[1] / "source.json", {"classes": ["cat", "dog", "owl"]})
+        warn_of_other_classes(run, folders[1])
 
 
-def test_a_checkpoint_may_lie_in_the_root_folder() -> None:
-    assert run_folder(Path("/copy")) == Path("/")
+def test_a_copied_checkpoint_may_lie_in_the_root_folder() -> None:
+    """As where it is mounted into a container."""
+    assert run_folder(Path("/best")) == Path("/")

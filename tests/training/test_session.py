@@ -97,7 +97,7 @@ def test_one_command_begins_a_run_goes_on_with_it_and_leaves_it_finished(
 
 
 def test_what_a_command_does_not_go_on_with_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2, eval_episodes=1)
     train(run, folder := tmp_path / "run")
@@ -115,9 +115,19 @@ def test_what_a_command_does_not_go_on_with_is_refused(
     claim(begun := tmp_path / "begun")
     with locked(begun):
         assert "another process is training" in refused(capsys, *words, "--out", begun)
+    with monkeypatch.context() as working:
+        working.chdir(begun)
+        assert "cannot be renamed" in refused(capsys, *words, "--out", ".")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "file").touch()
     assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
+    (tmp_path / "theirs" / "checkpoints").mkdir()
+    (tmp_path / "theirs" / "checkpoints" / "model.pt").touch()
+    assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "file").exists(), "a folder of another program is not renamed"
+    for name in (["train"], ["simulate"], words):
+        said = refused(capsys, name[0], "cartpole-a2c", *name[2:], "--out", tmp_path / ("a" * 300))
+        assert "cannot be made: File name too long. Choose another folder with --out" in said
 
 
 def test_a_signal_before_the_run_begins_leaves_no_folder(
@@ -233,6 +243,12 @@ def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(
     command = f"murmurate resume '{folder}'"
     assert f"Go on with it: {command};" in refused(capsys, *begin)
     assert checkpoint.kept_sentence(folder).endswith(f"is kept: {command}")
+    assert f"--initial '{folder}' begins with" in refused(capsys, "resume", folder, "--seed", "5")
+    assert f"See: {command} --help" in refused(capsys, "resume", folder, "--nonsense", "5")
+    env = f"env:{tmp_path}/an env.py:make-a2c"
+    (tmp_path / "an env.py").write_text("import gymnasium\nmake = lambda: gymnasium.make('CartPole-v1')\n")
+    said = refused(capsys, "train", env, "--nonsense", "5")
+    assert f"See: murmurate train '{env}' --help" in said
     (folder / "run.json").write_text((folder / "run.json").read_text().replace("cartpole", "acrobot"))
     assert f"as in {command} --env-steps" in refused(capsys, "resume", folder)
 

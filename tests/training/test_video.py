@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from murmurate.errors import RunFailed
+from murmurate.errors import Refusal, RunFailed
+from murmurate.evaluation.games import Games
+from murmurate.evaluation.interface import EvalContext
+from murmurate.recipes import recipe
+from murmurate.training.evaluate import film
 from murmurate.training.video import Mp4, Strip
 
 
@@ -40,6 +47,30 @@ def test_a_video_is_of_the_frames_that_count(tmp_path: Path) -> None:
             video.add(None if number is None else np.full((33, 65, 3), number, np.uint8))
         video.finish()
     assert ffmpeg.count_frames_and_secs(str(target)) == (3, pytest.approx(3 / 5))
+
+
+@dataclass(frozen=True)
+class Drawn(Games):
+    """Games whose pictures have these shapes; None: those before do not count."""
+
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
+
+    def video(self, learner: object, context: EvalContext) -> Iterator[np.ndarray | None]:
+        return iter([None if shape is None else np.zeros(shape, np.uint8) for shape in self.shapes])
+
+
+@pytest.mark.parametrize(
+    "shapes", [((4, 6, 3), (5, 6, 3)), ((4, 6),), ((4, 6, 4),), ((4, 6, 3), None, (5, 6, 3), (4, 6, 3))]
+)
+def test_pictures_that_make_no_film_are_refused(shapes: tuple[tuple[int, ...] | None, ...]) -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), evaluation=Drawn(shapes=shapes))
+    with pytest.raises(Refusal, match=r"cartpole draws a picture of shape \[.*leave out --video"):
+        list(film(run, Path(), None) or ())
+
+
+def test_a_game_that_begins_anew_may_be_of_another_size() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), evaluation=Drawn(shapes=((4, 6, 3), None, (5, 6, 3))))
+    assert len(list(film(run, Path(), None) or ())) == 3
 
 
 def test_an_encoder_that_ends_early_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

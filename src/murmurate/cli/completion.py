@@ -22,7 +22,6 @@ def add_verb(verbs: Any, parser: Callable[[], argparse.ArgumentParser]) -> None:
         description="Print the script. In bash: murmurate completion bash > "
         "~/.local/share/bash-completion/completions/murmurate. In zsh: murmurate completion zsh > "
         "a file called _murmurate in a folder of $fpath.",
-        allow_abbrev=False,
     )
     completion.add_argument("shell", choices=SHELLS, help="bash or zsh")
     completion.set_defaults(act=lambda options, rest: _print(options.shell, parser()))

@@ -17,7 +17,6 @@ def add_verb(verbs: Any) -> None:
         "export",
         help="the model of a run for other programs, or its record as a table",
         description="Writes the trained model (--to), or the record of the run (--csv, --parquet).",
-        allow_abbrev=False,
     )
     export.add_argument("folder", type=Path, help="a run folder")
     export.add_argument(

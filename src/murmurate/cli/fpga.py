@@ -30,7 +30,7 @@ def add_verbs(verbs: Any) -> None:
     count, non_negative = number_argument(PositiveInt), number_argument(NonNegativeInt)
 
     def verb(name: str, help: str, act: Any, tree: bool = True) -> Any:
-        parser = verbs.add_parser(name, help=help, allow_abbrev=False)
+        parser = verbs.add_parser(name, help=help)
         if tree:
             option(parser, "--leaves", count, 4096, "transitions; a power of two")
             option(parser, "--fan-out", count, 4, "children of a node, K; a power of two")

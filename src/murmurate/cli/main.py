@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from murmurate import __version__, plugins
 from murmurate.cli import (
@@ -31,13 +31,16 @@ from murmurate.training.interrupts import hangup_terminates
 
 # options that take no value, of the verbs that take a name
 _WITHOUT_VALUE = frozenset(
-    ("--apply", "--check", "--dry-run", "--json", "--profile", "--skip-bad", "--transpose")
+    ("--apply", "--check", "--continue", "--dry-run", "--json", "--profile", "--skip-bad", "--transpose")
 )
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports errors as a Refusal in one sentence."""
+    """Takes no abbreviated options, and reports errors as a Refusal in one sentence."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         hint = ""
@@ -174,7 +177,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Write the learner once; how its replicas agree is a part you swap.",
         epilog="With every verb, --import MODULE (repeatable; or MURMURATE_IMPORT) adds the strategies, "
         "agents, worlds, recipes and the like of a module, or of a file path/to/module.py.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"murmurate {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -183,16 +185,12 @@ def _parser() -> argparse.ArgumentParser:
     result_verbs.add_verbs(verbs)
     export_verb.add_verb(verbs)
     machine_verbs.add_verbs(verbs)
-    topics = verbs.add_parser(
-        "topics", help="topic models: fit, show, transform, evaluate", allow_abbrev=False
-    )
+    topics = verbs.add_parser("topics", help="topic models: fit, show, transform, evaluate")
     topics_verbs.add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"))
     plan.add_verb(verbs)
     completion.add_verb(verbs, _parser)
     hardware = verbs.add_parser(
-        "fpga",
-        help="a replay's manager as hardware: Verilog, simulation, area and clock",
-        allow_abbrev=False,
+        "fpga", help="a replay's manager as hardware: Verilog, simulation, area and clock"
     )
     fpga.add_verbs(hardware.add_subparsers(dest="inner", required=True, metavar="VERB"))
     return parser

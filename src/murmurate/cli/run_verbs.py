@@ -17,7 +17,7 @@ from murmurate.cli import sweep
 from murmurate.cli.help import Fields
 from murmurate.cli.options import change, divide, given, number_argument
 from murmurate.cli.result_verbs import add_env_in_place
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, quoted
 from murmurate.fabric.processes.fork_server import begin_fork_server
 from murmurate.ranges import PositiveFloat
 
@@ -25,7 +25,7 @@ _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def add_verbs(verbs: Any) -> None:
-    train = verbs.add_parser("train", help="train a recipe", allow_abbrev=False)
+    train = verbs.add_parser("train", help="train a recipe")
     train.add_argument(
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
@@ -44,9 +44,7 @@ def add_verbs(verbs: Any) -> None:
     )
     sweep.add_options(train)
     train.set_defaults(act=_train, fields=train_fields)
-    simulate = verbs.add_parser(
-        "simulate", help="train a recipe on a simulated cluster of any size", allow_abbrev=False
-    )
+    simulate = verbs.add_parser("simulate", help="train a recipe on a simulated cluster of any size")
     simulate.add_argument("recipe", nargs="?", help="as for train")
     add_env(simulate)
     add_passes(simulate)
@@ -55,9 +53,7 @@ def add_verbs(verbs: Any) -> None:
     simulate.add_argument("--json", action="store_true", help="print the summary as JSON on the last line")
     simulate.set_defaults(act=_simulate, fields=_simulate_fields)
     resume = verbs.add_parser(
-        "resume",
-        help="continue a run from its folder; --env-steps and the like change its end",
-        allow_abbrev=False,
+        "resume", help="continue a run from its folder; --env-steps and the like change its end"
     )
     resume.add_argument("folder", type=Path, help="the folder that murmurate train wrote (its --out)")
     add_env_in_place(resume)
@@ -197,7 +193,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.seeds is None and not options.dry_run:
         begin_fork_server(rest)
     run = recipe_run(options, rest)
-    verb = f"murmurate train {options.recipe}"
+    verb = f"murmurate train {quoted(options.recipe)}"
     base, run = run, changed(run, options, rest, verb)
     if options.seeds is not None:
         if options.dry_run:
@@ -243,7 +239,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.simulation.start import simulate
 
     run, cluster = recipe_run(options, rest), Cluster()
-    verb = f"murmurate simulate {options.recipe}"
+    verb = f"murmurate simulate {quoted(options.recipe)}"
     cluster_words, run_words = divide(rest, cluster, run, verb)
     cluster = change(cluster, cluster_words, verb)
     # an explicit end replaces the recipe's, which a thousand replicas would reach at once
@@ -280,7 +276,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
             options.folder,
             command_launcher,
             stored,
-            lambda run: change(run, rest, f"murmurate resume {options.folder}"),
+            lambda run: change(run, rest, f"murmurate resume {quoted(options.folder)}"),
             lambda run: relocated(run, replacement),
         )
     return report_end(finish)

@@ -33,7 +33,7 @@ from murmurate.spec import Examples
 from murmurate.strategies import strategy
 from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
-from murmurate.training.ends import after_passes
+from murmurate.training.ends import ENDS, after_passes, without_recipe_end
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.session import Finish, train
@@ -92,11 +92,8 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> Finish:
     verb = "murmurate topics fit"
     if options.corpus is None:
         raise Refusal(f"Say which corpus, as in: {verb} docword.nytimes.txt.gz --topics 50")
-    ends = given(_with_full_names(rest), run, verb) & {"env-steps", "updates", "minutes"}
-    if options.passes is not None and "env-steps" in ends:
-        raise Refusal("--passes and --env-steps both say how many documents are read. Leave one out.")
-    world = CorpusWorld(path=str(options.corpus))
-    base = dataclasses.replace(run, world=world, env_steps=None if ends else run.env_steps)
+    ends = ENDS & {name.replace("-", "_") for name in given(_with_full_names(rest), run, verb)}
+    base = dataclasses.replace(without_recipe_end(run, ends), world=CorpusWorld(path=str(options.corpus)))
     run = change(base, _with_full_names(rest), verb)
     engine = command_launcher(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
@@ -104,7 +101,7 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> Finish:
     _warn_of_left_out(cast(CorpusWorld, run.world))
     if options.passes is not None or not ends:
         passes = default_passes(run) if options.passes is None else options.passes
-        run = after_passes(run, passes, ())
+        run = after_passes(run, passes, ends)
     return train(run, options.out, engine, stored, "topics")
 
 

@@ -23,7 +23,7 @@ def add_verbs(verbs: Any) -> None:
 
         return report_end(fit_command(options, rest))
 
-    fit = verbs.add_parser("fit", help="find the topics of a corpus", allow_abbrev=False)
+    fit = verbs.add_parser("fit", help="find the topics of a corpus")
     fit.add_argument("corpus", nargs="?", type=Path, help="a file or folder; docs/corpora.md says which")
     fit.add_argument(
         "--passes",

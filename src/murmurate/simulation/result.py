@@ -10,7 +10,7 @@ from typing import Any
 from murmurate.simulation.member import Centre, Costs
 from murmurate.simulation.monitor import Monitor, disagreement
 from murmurate.training import checkpoint
-from murmurate.training.evaluate import figures
+from murmurate.training.evaluate import figures, without_nan
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_json
 
@@ -72,7 +72,7 @@ def summarize(
         fields["skipped"] = skipped[1]
     last_checkpoint = folder / "checkpoints" / "last"
     if exit_status == "finished" and checkpoint.damage(last_checkpoint) is None:
-        evaluation = figures(run, last_checkpoint, alone=True)
+        evaluation = without_nan(figures(run, last_checkpoint, alone=True))
         evaluation.pop("returns", None)
         fields |= evaluation
     write_json(folder / "summary.json", fields)

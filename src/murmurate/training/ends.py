@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Collection
 from numbers import Real
@@ -13,6 +12,7 @@ from murmurate.training.run import Run
 
 ENDS = frozenset({"env_steps", "updates", "minutes"})
 _MOST_PASSES = 1_000  # no net or model needs more
+_MOST_GIVEN = 1e30  # as many as ``--passes`` takes; times the examples it does not overflow
 
 
 def is_of_examples(run: Run) -> bool:
@@ -34,8 +34,8 @@ def after_passes(run: Run, passes: float, given: Collection[str]) -> Run:
 
     given: as in ``without_recipe_end``. Raises Refusal if env steps are among them, or for simulators.
     """
-    if not isinstance(passes, Real) or not 0 < passes < math.inf:
-        raise Refusal(f"passes is {passes!r}; it must be a number above 0.")
+    if not isinstance(passes, Real) or not 0 < passes <= _MOST_GIVEN:
+        raise Refusal(f"passes is {passes!r}; it must be a number above 0, and at most {_MOST_GIVEN:g}.")
     if "env_steps" in given:
         raise Refusal(f"--passes and --env-steps both say how many {run.unit} are read. Leave one out.")
     if not is_of_examples(run):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ def figures(
         learner = load_agent(run, checkpoint_folder, folder, device)
     torch.set_num_threads(threads)
     return run.evaluation.evaluate(learner, context)
+
+
+def without_nan(results: dict[str, Any]) -> dict[str, Any]:
+    """``figures`` for JSON, which has no NaN and no infinity: these become None."""
+    return dict(json.loads(json.dumps(results), parse_constant=lambda word: None))
 
 
 def _place(run: Run, alone: bool) -> tuple[torch.device, int]:
@@ -142,7 +148,7 @@ def evaluate_folder(
     return {
         "recipe": run.recipe,
         "checkpoint": checkpoint_folder.name,
-        **result,
+        **without_nan(result),
         "video": str(target) if video else None,
     }
 
@@ -180,11 +186,24 @@ def film(
     run: Run, folder: Path, learner: Any, seed: int | None = None, sample: bool = False
 ) -> Iterator[Picture | None] | None:
     """The frames (see ``Evaluation.video``) of the first game that ``figures`` evaluates with this seed and
-    ``sample``; None if the world cannot be drawn. folder: of the run."""
+    ``sample``; None if the world cannot be drawn. folder: of the run. They raise Refusal if a picture is not
+    [H, W, 3], or not of the size of the others."""
     torch.set_num_threads(run.placement.threads)
     seed = _seed_of_games(run) if seed is None else seed
     frames = run.evaluation.video(learner, EvalContext(run.world, folder, seed, sample=sample))
-    return None if frames is None else iter(frames)
+    return None if frames is None else _of_one_size(frames, run.world.name)
+
+
+def _of_one_size(frames: Iterable[Picture | None], world: str) -> Iterator[Picture | None]:
+    size: tuple[int, ...] | None = None
+    for frame in frames:
+        size = None if frame is None else size or (*frame.shape[:2], 3)
+        if frame is not None and frame.shape != size:
+            raise Refusal(
+                f"{world} draws a picture of shape {list(frame.shape)}, and those of a film are [H, W, 3], "
+                "all of one size. Correct its render(), or leave out --video."
+            )
+        yield frame
 
 
 def write_picture(run: Run, folder: Path) -> None:

@@ -98,7 +98,8 @@ def load_chosen(
             "test data must not choose it, as they would then be biased. Use the last checkpoint instead: "
             "leave out --best (in Python: best)."
         )
-    if (problem := checkpoint.damage(chosen, replays=False)) is not None:
+    problem = checkpoint.undisturbed(chosen, lambda each: checkpoint.damage(each, replays=False))
+    if problem is not None:
         option = "--checkpoint (in Python: checkpoint)" if path else "--best (in Python: best)"
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out {option}.")
     holder = run_folder(chosen.resolve())
@@ -191,7 +192,7 @@ def warn_of_other_classes(run: Run, folder: Path) -> None:
     initial = Path(run.initial)
     others = run_folder(initial) if checkpoint.is_one(initial) else initial
     own, other = (data and data.get("classes") for data in map(read_fingerprint, (folder, others)))
-    if own and other and own != other:
+    if own and other and len(own) == len(other) and own != other:
         first, there = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
         warnings.warn(
             f"{run.initial} was trained on other classes ({there} in place of {first}): the outputs start as "

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, quoted
 from murmurate.training import checkpoint
 from murmurate.training.data_record import without_places
 from murmurate.training.run import Run
@@ -23,7 +23,8 @@ def refuse_changes(run: Run, stored: Run, folder: Path) -> None:
     if changed := _changed_options(plain(without_places(unmoved)), plain(without_places(stored))):
         raise Refusal(
             f"{' and '.join(changed)} cannot change on resume: what was learned so far depends on it. "
-            f"Train anew: murmurate train, with --out; --initial {folder} begins with what it has learned."
+            f"Train anew: murmurate train, with --out; --initial {quoted(folder)} begins with what it has "
+            "learned."
         )
 
 

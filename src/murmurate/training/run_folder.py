@@ -53,7 +53,7 @@ _INTEGER_LIMIT = 2**1000  # integers must be smaller in magnitude, so that they 
 
 def refuse_taken(folder: Path) -> None:
     """Raise Refusal if ``folder`` holds a run or anything else, or is no folder."""
-    if (folder / "run.json").exists():
+    if os.path.exists(folder / "run.json"):  # not by ``Path``, which raises for a path that is too long
         if _is_simulated(folder):
             raise Refusal(f"{folder} already holds a simulated run. Choose another folder with --out.")
         if not _has_saved(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,7 +115,7 @@ def train(
 
 def _has_checkpoint(folder: Path) -> bool:
     """Also if it is damaged: a resume may still find enough, and deletes nothing."""
-    return any((folder / "checkpoints" / name / MANIFEST_NAME).exists() for name in _CHECKPOINTS)
+    return any(os.path.exists(folder / "checkpoints" / name / MANIFEST_NAME) for name in _CHECKPOINTS)
 
 
 def _end_of_finished(folder: Path, run: Run, read: Callable[[Path], Run]) -> Finish | None:
@@ -138,13 +139,15 @@ def _finished_summary(folder: Path) -> dict[str, Any] | None:
 
 def _make_room(folder: Path) -> None:
     """Rename ``folder``, if it holds a run that saved nothing. Raises Refusal if that run goes on."""
-    if not (folder / "checkpoints").is_dir():
+    if not os.path.isdir(folder / "checkpoints"):
         return
+    if not any(folder.glob("run.json*")) and os.listdir(folder) != ["checkpoints"]:
+        return  # it holds something else
     with locked(folder):
         pass
     try:
         place = run_folder.set_aside(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ``.`` has no name
         raise Refusal(
             f"{folder} holds a run that saved no checkpoint, and cannot be renamed ({cause_of(error)}). "
             "Empty it, or choose another with --out."
@@ -182,7 +185,7 @@ def claimed(requested: Path | None, name: str) -> Iterator[Path]:
     """Used around a new run: makes its folder (``requested``, or a ``new_folder`` of ``name``), and locks
     it. A run that fails or is interrupted before it has recorded or saved anything leaves nothing. Raises
     Refusal if the folder cannot be made or written."""
-    existed = requested is not None and requested.exists()
+    existed = requested is not None and os.path.exists(requested)
     if requested is not None:
         claim(requested)
     chosen = claim_new(name) if requested is None else requested
@@ -226,7 +229,7 @@ def resume(
     recorded = read(folder)
     stored = relocate(recorded)
     run = changes(stored)
-    if run.launcher == "simulated":
+    if stored.launcher == "simulated":
         raise Refusal(f"{folder} holds a simulated run, which cannot be resumed. Simulate anew with --out.")
     refuse_missing(run.world)
     launcher = find_launcher(run.launcher)

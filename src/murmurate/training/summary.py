@@ -18,7 +18,7 @@ from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import read_fingerprint
 from murmurate.training.divergence import relative_spread
-from murmurate.training.evaluate import figures
+from murmurate.training.evaluate import figures, without_nan
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_json
 
@@ -106,7 +106,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
     of_replicas = [state for rank, state in zip(ranks, states, strict=True) if rank < run.replicas]
-    evaluation = figures(run, last, best=best, alone=True) if evaluated else {}
+    evaluation = without_nan(figures(run, last, best=best, alone=True)) if evaluated else {}
     evaluation.pop("returns", None)  # the return of each game, which only murmurate eval prints
     return {
         **empty,
