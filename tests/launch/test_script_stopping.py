@@ -31,26 +31,36 @@ def saves(folder, loop):
     (folder / f"saved {loop.rank}").write_text(str(step))
 
 
+def cannot_save(folder, loop):
+    saves(folder, loop)
+    loop.state()
+
+
 _SCRIPT = """
 import functools, sys
 from pathlib import Path
 import murmurate
-from launch.test_script_stopping import saves
+from launch.test_script_stopping import cannot_save, saves
 from murmurate.launch import script_local
 from waiting import DEADLINE_SECONDS
 
 if __name__ == "__main__":
     script_local._SAVING_SECONDS = 0.0  # of replicas that do not ask
-    murmurate.run(functools.partial(saves, Path({folder!r})), replicas=2, deadline_seconds=DEADLINE_SECONDS)
+    main = functools.partial({main}, Path({folder!r}))
+    murmurate.run(main, replicas=2, strategy={strategy!r}, deadline_seconds=DEADLINE_SECONDS)
     Path({folder!r}, "went on").touch()
 """
 
 
+def written(folder, main="saves", strategy="all-reduce"):
+    path = folder / "own.py"
+    path.write_text(_SCRIPT.format(folder=str(folder), main=main, strategy=strategy))
+    return path
+
+
 @pytest.fixture
 def script(tmp_path):
-    path = tmp_path / "own.py"
-    path.write_text(_SCRIPT.format(folder=str(tmp_path)))
-    return path
+    return written(tmp_path)
 
 
 def both(folder, word):
@@ -63,9 +73,13 @@ def saved_at_one_step(folder):
     return len(steps) == 1 and not (folder / "went on").exists()
 
 
-def test_local_replicas_save_without_a_limit_when_all_processes_get_sigterm(script, tmp_path):
+def started(script):
     environment = os.environ | {"PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
-    with session([sys.executable, script], env=environment, stderr=subprocess.PIPE) as process:
+    return session([sys.executable, script], env=environment, stderr=subprocess.PIPE)
+
+
+def test_local_replicas_save_without_a_limit_when_all_processes_get_sigterm(script, tmp_path):
+    with started(script) as process:
         until(lambda: both(tmp_path, "up"), "both to make a step")
         members = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGTERM)
@@ -75,6 +89,17 @@ def test_local_replicas_save_without_a_limit_when_all_processes_get_sigterm(scri
         assert not psutil.wait_procs(members, timeout=DEADLINE_SECONDS)[1], "no process is left"
     assert process.returncode == 128 + signal.SIGTERM, said
     assert saved_at_one_step(tmp_path)
+
+
+def test_a_replica_that_is_refused_while_it_saves_says_so(tmp_path):
+    with started(written(tmp_path, "cannot_save", "elastic")) as process:
+        until(lambda: both(tmp_path, "up"), "both to make a step")
+        os.killpg(process.pid, signal.SIGTERM)
+        (tmp_path / "sent").touch()
+        said = process.communicate()[1]
+    assert process.returncode == 128 + signal.SIGTERM
+    for rank in range(2):
+        assert f"murmurate: replica {rank} failed: state() and load() are of replicas alone" in said
 
 
 @pytest.mark.slow

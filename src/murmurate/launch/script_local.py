@@ -127,7 +127,7 @@ def _interrupt(settings: ScriptSettings, workers: WorkerProcesses) -> None:
         if seconds_left <= 0 and not all(workers.run_state.heeds_signals(r.rank) for r in replicas):
             return
         for worker in workers.wait(seconds_left if seconds_left > 0 else _POLL_SECONDS):
-            if worker.exit is not None and worker.exit.how == FAILED:  # perhaps while it saved
+            if worker.exit is not None and worker.exit.how in (FAILED, REFUSED):  # perhaps while it saved
                 message = failure(settings.name_of(worker.rank), worker.exit)
                 print(f"murmurate: {message}", file=sys.stderr, flush=True)
             if settings.strategy.common_rounds:
