@@ -36,25 +36,32 @@ def cannot_save(folder, loop):
     loop.state()
 
 
+def is_signalled_after_it_asked(folder, loop):
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+    assert not loop.stopping()
+    optimizer.step()
+    signal.raise_signal(signal.SIGTERM)
+
+
 _SCRIPT = """
 import functools, sys
 from pathlib import Path
 import murmurate
-from launch.test_script_stopping import cannot_save, saves
+from launch.test_script_stopping import cannot_save, is_signalled_after_it_asked, saves
 from murmurate.launch import script_local
 from waiting import DEADLINE_SECONDS
 
 if __name__ == "__main__":
     script_local._SAVING_SECONDS = 0.0  # of replicas that do not ask
     main = functools.partial({main}, Path({folder!r}))
-    murmurate.run(main, replicas=2, strategy={strategy!r}, deadline_seconds=DEADLINE_SECONDS)
+    murmurate.run(main, replicas={replicas}, strategy={strategy!r}, deadline_seconds=DEADLINE_SECONDS)
     Path({folder!r}, "went on").touch()
 """
 
 
-def written(folder, main="saves", strategy="all-reduce"):
+def written(folder, main="saves", strategy="all-reduce", replicas=2):
     path = folder / "own.py"
-    path.write_text(_SCRIPT.format(folder=str(folder), main=main, strategy=strategy))
+    path.write_text(_SCRIPT.format(folder=str(folder), main=main, strategy=strategy, replicas=replicas))
     return path
 
 
@@ -112,3 +119,10 @@ def test_ranks_save_at_one_step_though_one_gets_sigterm(script, tmp_path):
         said = [rank.communicate(timeout=DEADLINE_SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [128 + signal.SIGTERM] * 2, said
     assert saved_at_one_step(tmp_path)
+
+
+def test_a_rank_that_is_signalled_after_it_asked_ends_with_the_signals_code(tmp_path):
+    with by_hand(written(tmp_path, "is_signalled_after_it_asked", replicas=1), ranks=1) as (rank,):
+        said = rank.communicate(timeout=DEADLINE_SECONDS)[0]
+    assert rank.returncode == 128 + signal.SIGTERM, said
+    assert not (tmp_path / "went on").exists()
