@@ -444,7 +444,7 @@ def nothing(loop):
         ({"strategy": GALA}, r"strategy is the class GALA: give an object, GALA\(\), or its name, 'gala'"),
         ({"strategy": {"name": "gala", "staleness": 3}}, "has no field 'staleness'.*'staleness_bound'"),
         ({"strategy": {"period": 3}}, "strategy has no name: give it one"),
-        ({"strategy": {"name": "local-sgd", "period": 0}}, "period is 0; it must be at least 1"),
+        ({"strategy": {"name": "local-sgd", "period": 0}}, r"strategy.period is 0.*--strategy.period 10"),
         ({"strategy": {"name": "local-sgd", "period": "5"}}, "period of .* is '5'; it must be int"),
         ({"strategy": {"name": "local-sgd", "period": None}}, "period of .* is None; it must be int"),
         ({"strategy": {"name": "hogwild", "shared_moments": "no"}}, "moments of .* is 'no'; it must be bool"),
@@ -459,6 +459,7 @@ def nothing(loop):
         ({"deadline_seconds": -1.0}, "deadline_seconds is -1.0: give a number of seconds above 0"),
         ({"devices": ("foo",)}, "devices has 'foo', which is no device of torch"),
         ({"devices": ()}, r"devices is \(\): name at least one"),
+        ({"strategy": "hogwild", "devices": "meta"}, r"Use .*strategy='gala'.*devices='cpu'"),
         ({"replicas": 2, "strategy": "solo"}, "solo trains one replica.*strategy='all-reduce'"),
     ],
 )
