@@ -36,6 +36,13 @@ def cannot_save(folder, loop):
     loop.state()
 
 
+def one_dies_and_the_other_waits_for_it(folder, loop):
+    saves(folder, loop)
+    if loop.rank == 1:
+        os._exit(3)
+    (folder / "finished").write_text(str(loop.finish(DEADLINE_SECONDS)))
+
+
 def is_signalled_after_it_asked(folder, loop):
     optimizer = loop.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
     assert not loop.stopping()
@@ -47,13 +54,13 @@ _SCRIPT = """
 import functools, sys
 from pathlib import Path
 import murmurate
-from launch.test_script_stopping import cannot_save, is_signalled_after_it_asked, saves
+from launch import test_script_stopping as t
 from murmurate.launch import script_local
 from waiting import DEADLINE_SECONDS
 
 if __name__ == "__main__":
     script_local._SAVING_SECONDS = 0.0  # of replicas that do not ask
-    main = functools.partial({main}, Path({folder!r}))
+    main = functools.partial(t.{main}, Path({folder!r}))
     murmurate.run(main, replicas={replicas}, strategy={strategy!r}, deadline_seconds=DEADLINE_SECONDS)
     Path({folder!r}, "went on").touch()
 """
@@ -107,6 +114,17 @@ def test_a_replica_that_is_refused_while_it_saves_says_so(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
     for rank in range(2):
         assert f"murmurate: replica {rank} failed: state() and load() are of replicas alone" in said
+
+
+def test_a_replica_that_dies_while_others_save_is_told_and_not_waited_for(tmp_path):
+    main = "one_dies_and_the_other_waits_for_it"
+    with started(written(tmp_path, main, "gala")) as process:
+        until(lambda: both(tmp_path, "up"), "both to make a step")
+        os.killpg(process.pid, signal.SIGTERM)
+        (tmp_path / "sent").touch()
+        said = process.communicate()[1]
+    assert "murmurate: replica 1 died (exit code 3)" in said
+    assert (tmp_path / "finished").read_text() == "True"
 
 
 @pytest.mark.slow
