@@ -1,4 +1,4 @@
-"""The ranges of the numbers in configs: each is an annotation of a field, and one function checks them all.
+"""The types of the fields of configs, and the ranges of their numbers: annotations that one function checks.
 
     discount: UnitInterval = 0.99
     period: PositiveInt = 10
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import functools
+import inspect
 import math
 import types
 import typing
@@ -25,6 +26,7 @@ from murmurate.errors import Refusal
 # Upper bounds of ranges that set none: integers up to 2**53 are exact as floats, products of a few numbers up
 # to 1e30 do not overflow float64, and functions that wait accept up to 1e9 seconds.
 _LARGEST_COUNT, _LARGEST_NUMBER, _LARGEST_SECONDS = 2**53, 1e30, 1e9
+_INTEGER_LIMIT = 2**1000  # integers must be smaller in magnitude, so that they can be converted to float
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,33 @@ def number_kinds(kind: Any) -> tuple[NumberKind, ...]:
     if typing.get_origin(kind) in (Union, types.UnionType, tuple):
         return tuple(found for inner in typing.get_args(kind) for found in number_kinds(inner))
     return ()
+
+
+def is_valid(kind: Any, value: Any) -> bool:
+    """Whether a plain ``value`` is valid for a field of type ``kind``."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(is_valid(member, value) for member in arguments)
+    if origin is typing.Literal:
+        return any(value == known and type(value) is type(known) for known in arguments)
+    if origin is tuple and isinstance(value, tuple):
+        elements = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return len(elements) == len(value) and all(map(is_valid, elements, value))
+    if kind in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < _INTEGER_LIMIT
+    if kind is str:
+        return isinstance(value, str) and "\0" not in value
+    return kind is Any or isinstance(value, origin or kind)
+
+
+def in_words(kind: Any) -> str:
+    """A type hint in words: "int or None"."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(map(in_words, typing.get_args(kind)))
+    if kind is types.NoneType:
+        return "None"
+    text = inspect.formatannotation(kind).replace(" | ", " or ")
+    return text.replace("typing.", "")
 
 
 @functools.cache

@@ -125,7 +125,7 @@ def test_a_job_of_a_script_gives_it_to_torchrun_with_its_arguments(tmp_path: Pat
     given = {"SECRET_FILE": str(tmp_path / "secret"), "OMP_NUM_THREADS": "3"}
     done = job(tmp_path, "--epochs", "2", stand_ins=says, SCRIPT="train.py", **given)
     assert done.stdout.startswith("3 --nnodes 1 --nproc-per-node 4 ")
-    assert done.stdout.endswith(":29400 train.py --epochs 2\n")
+    assert done.stdout.endswith(":20007 train.py --epochs 2\n")  # a port of the job's own
     shared = {"SECRET_FILE": given["SECRET_FILE"], "SLURM_CPUS_PER_TASK": "8", "RANKS": "4"}
     done = job(tmp_path, stand_ins=says, SCRIPT="train.py", OMP_NUM_THREADS="", **shared)
     assert done.stdout.startswith("2 ")  # an equal share of the cores

@@ -117,11 +117,12 @@ def torchrun(folder: Path, *calls: tuple[str, str]) -> Ranks:
 
 
 @contextlib.contextmanager
-def by_hand(path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two ranks as an engine other than torch elastic starts them: it leaves the others alone."""
+def by_hand(path: Path, ranks: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
+    """The ranks as an engine other than torch elastic starts them: it leaves the others alone."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        engine = _ENGINE | environment() | {"MASTER_PORT": str(free.getsockname()[1])}
+        port = {"MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        engine = _ENGINE | environment() | port
     with contextlib.ExitStack() as sessions:
         yield [
             sessions.enter_context(
@@ -132,7 +133,7 @@ def by_hand(path: Path) -> Iterator[list[subprocess.Popen[str]]]:
                     stderr=subprocess.STDOUT,
                 )
             )
-            for rank in range(2)
+            for rank in range(ranks)
         ]
 
 

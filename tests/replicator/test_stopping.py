@@ -15,6 +15,7 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.elastic import Elastic
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.local_sgd import LocalSGD
+from murmurate.strategies.parameter_server import ParameterServer
 from murmurate.strategies.solo import Solo
 from murmurate.strategies.synchronous_gossip import SynchronousGossip
 from replicator.steps import alone, loops, processes
@@ -57,6 +58,19 @@ def test_under_asynchronous_strategies_all_hear_of_it(strategy):
     one, other = loops(2 + strategy.centre, stops, processes, strategy)[:2]
     assert other == SIGNALLED_AT
     assert one >= 1
+
+
+def asks_first(loop):
+    """Ask before each step, so that a centre asks before it serves."""
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+    while not loop.stopping():
+        optimizer.step()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return "stopped"
+
+
+def test_a_loop_may_ask_before_its_first_step_under_a_strategy_with_a_centre():
+    assert loops(3, asks_first, processes, ParameterServer()) == ["stopped", "stopped", None]
 
 
 def test_a_replica_alone_stops_at_once():

@@ -425,6 +425,7 @@ def test_its_page_shows_the_waits_for_the_straggler_in_virtual_time(tmp_path, re
         (Cluster(compute="lognormal:0.01,1000"), "spread must be from 0 to 50"),  # OverflowError
         (Cluster(network="spread=1000"), "spread must be from 0 to 50"),
         (Cluster(network="latency="), "'' is no number"),
+        (Cluster(compute="straggler:0.01,4,99"), "slows 99 replicas, and the run has"),
         (Cluster(compute="trace:/nowhere"), r"/nowhere cannot be read \(No such file"),
         (Cluster(network="trace=/dev/null"), "/dev/null holds no numbers"),
         (Cluster(compute=f"trace:{sys.executable}"), "holds no numbers. For example"),  # a binary file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -14,11 +13,10 @@ import numpy as np
 
 from murmurate.api.aliases import hint
 from murmurate.errors import Refusal
-from murmurate.ranges import OutOfRange, check_number, number_kinds, numbers_of
+from murmurate.ranges import OutOfRange, check_number, in_words, is_valid, number_kinds, numbers_of
 from murmurate.training.data_record import places
 from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
-from murmurate.training.run_folder import is_valid
 
 
 def with_fields(config: Any, values: Mapping[str, Any], place: str = "") -> Any:
@@ -107,7 +105,7 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
         if isinstance(value, type | types.FunctionType) and is_valid(kind, ""):
             # a run folder has names, by which classes are found again
             remedy = f' Give its name: "FILE.py:{value.__name__}", or "module:{value.__name__}".'
-        raise Refusal(f"{place} is {value!r}; it must be {_kind(kind)}.{remedy}")
+        raise Refusal(f"{place} is {value!r}; it must be {in_words(kind)}.{remedy}")
     check_number(place, plain, numbers_of(config.__class__).get(field.name, ()), current)
     return plain
 
@@ -138,16 +136,6 @@ def _replaced(config: Any, changes: Mapping[str, Any], place: str) -> Any:
         raise
     except (ValueError, TypeError) as error:  # a dataclass that checks its own fields
         raise Refusal(f"{place}: {error}.") from error
-
-
-def _kind(kind: Any) -> str:
-    """A type hint in words: "int or None"."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(map(_kind, typing.get_args(kind)))
-    if kind is types.NoneType:
-        return "None"
-    text = inspect.formatannotation(kind).replace(" | ", " or ")
-    return text.replace("typing.", "")
 
 
 def _unknown(config: Any, name: str, place: str) -> Refusal:

@@ -121,16 +121,20 @@ def _interrupt(settings: ScriptSettings, workers: WorkerProcesses) -> None:
     second signal ends the wait, unless it is a SIGTERM within 5 s."""
     for worker in _replicas(workers, settings.centre_rank):
         worker.terminate()
-    end = time.monotonic() + _SAVING_SECONDS
+    latest = time.monotonic() + _SAVING_SECONDS
     while replicas := _replicas(workers, settings.centre_rank):
-        seconds_left = end - time.monotonic()
+        seconds_left = latest - time.monotonic()
         if seconds_left <= 0 and not all(workers.run_state.heeds_signals(r.rank) for r in replicas):
             return
         for worker in workers.wait(seconds_left if seconds_left > 0 else _POLL_SECONDS):
-            if worker.exit is not None and worker.exit.how == FAILED:  # perhaps while it saved
-                message = failure(settings.name_of(worker.rank), worker.exit)
+            end = worker.exit
+            assert end is not None
+            if end.how in (FAILED, REFUSED):  # perhaps while it saved
+                message = failure(settings.name_of(worker.rank), end)
                 print(f"murmurate: {message}", file=sys.stderr, flush=True)
-            if settings.strategy.common_rounds:
+            elif worker.process.exitcode != -signal.SIGTERM:
+                settings.result_of(worker.rank, end)  # only to print how it died
+            if end.how != FINISHED or settings.strategy.common_rounds:
                 workers.run_state.mark_dead(worker.rank)  # the others go on without it
 
 

@@ -94,7 +94,7 @@ def run_rank(settings: ScriptSettings) -> list[Any]:
     """Run ``main`` as the member of this rank; returns the results of all replicas, once all have ended.
 
     Raises RunFailed if a member fails or rank 0 is gone, Refusal if this rank's settings are not rank 0's,
-    and SystemExit at the end if ``stopping`` has told this rank of a signal.
+    and SystemExit at the end if a signal has come that ``stopping`` noted, or told this rank of.
     """
     rendezvous, signals = _rendezvous(), StopSignals()
     rank = rendezvous.environment.rank
@@ -108,8 +108,9 @@ def run_rank(settings: ScriptSettings) -> list[Any]:
         results = members.until_all_have_ended()
     results[rank] = settings.result_of(rank, own_end)
     of_replicas = settings.results(results)
-    if signals.acted_on:  # with exit code 0 an engine would take the job for complete
-        raise SystemExit(128 + signals.acted_on)
+    # one of this rank may have come after ``main`` last asked
+    if number := signals.acted_on or signals.number:
+        raise SystemExit(128 + number)  # with exit code 0 an engine would take the job for complete
     return of_replicas
 
 

@@ -331,19 +331,19 @@ def check_capabilities(
     offered_by: names what has the capabilities ``offered``. devices: devices of the replicas; memory is
         shared only on the CPU.
     """
-    others = "--launcher local on one host"
+    others = "--launcher local on one host (launcher='local')"
     if any(torch.device(device).type != "cpu" for device in devices):
         if Capability.SHARED_MEMORY in offered:
-            others = "--placement.devices cpu"
+            others = "--placement.devices cpu (in a script devices='cpu')"
         offered, offered_by = offered - {Capability.SHARED_MEMORY}, f"{offered_by} on a GPU"
     missing = sorted(c.value for c in strategy.needs - offered)
     if missing:
-        remedy = next((name for need, name in _REMEDIES if need in offered), "solo --replicas 1")
+        remedy = next((name for need, name in _REMEDIES if need in offered), "solo")
         hint = strategy.behaviour.needs_less if Capability.SHARED_MEMORY not in offered else ""
         hint = f" {hint}." if hint else ""
         raise Refusal(
             f"{strategy.name} needs {' and '.join(missing)}, which {offered_by} does not offer.{hint} "
-            f"Use --strategy {remedy}, or {others}."
+            f"Use --strategy {remedy} (strategy='{remedy}' in Python), or {others}."
         )
 
 

@@ -96,7 +96,8 @@ class StoppableLoop(ResumableLoop):
         """
         if self.parts.size > 1:
             raise Refusal("stopping() is for replicas of one part: save every so often instead")
-        if not self.signals.begin():
+        # a centre that is asked before the first step begins to serve at that step
+        if self.rank >= self.size or not self.signals.begin():
             return False
         if not self.signals.acted_on:
             if self.size == 1:

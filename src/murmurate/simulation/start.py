@@ -19,6 +19,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.memory_limits import refuse_if_small
 from murmurate.fabric.simulated.fabric import MailFaults, Member, SimulatedFabric
+from murmurate.fabric.simulated.latency import Straggler
 from murmurate.launch.inline import Inline
 from murmurate.nets.torso import seeded_by
 from murmurate.record.callbacks import Result
@@ -57,6 +58,12 @@ def simulate(run: Run, cluster: Cluster, folder: Path | None, quiet: bool = Fals
     folder: None for a new one below ``runs``.
     """
     cluster.validate()
+    compute = cluster.compute_model()
+    if isinstance(compute, Straggler) and compute.slow > run.replicas:
+        raise Refusal(
+            f"--compute {cluster.compute} slows {compute.slow} replicas, and the run has {run.replicas}: "
+            "give fewer, or more --replicas."
+        )
     if run.loggers:
         raise Refusal("a simulated run is recorded in its folder alone: leave out --loggers.")
     if run.launcher not in ("local", Inline.name):

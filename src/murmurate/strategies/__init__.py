@@ -4,12 +4,14 @@ this folder."""
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from murmurate import plugins
 from murmurate.errors import Refusal, did_you_mean, unknown
-from murmurate.ranges import numbers_of
+from murmurate.ranges import in_words, is_valid, numbers_of
 from murmurate.strategies.interface import Strategy
 
 # names of the same algorithms elsewhere
@@ -75,14 +77,17 @@ def _from_mapping(fields: dict[str, Any]) -> Strategy:
         raise Refusal("strategy has no name: give it one, as in {'name': 'gala', 'staleness_bound': 2}.")
     kind: Any = strategy(name)
     known = [field.name for field in dataclasses.fields(kind) if field.init]
+    hints, numbers = typing.get_type_hints(kind), numbers_of(kind)
     for field, given in fields.items():
-        if isinstance(given, str) and field in numbers_of(kind):
-            raise Refusal(f"{field} of the strategy '{name}' is {given!r}: give a number")
         if field not in known:
             all_fields = ", ".join(known) or "none"
             raise Refusal(
                 f"the strategy '{name}' has no field '{field}'.{did_you_mean(str(field), known)} It has: "
                 f"{all_fields}."
             )
+        has_range = field in numbers and isinstance(given, Real)  # which the strategy checks itself
+        if not has_range and not is_valid(hints[field], given):
+            wanted = in_words(hints[field])
+            raise Refusal(f"{field} of the strategy '{name}' is {given!r}; it must be {wanted}.")
     made: Strategy = kind(**fields)
     return made

@@ -80,7 +80,7 @@ class Strategy:
     refused: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_ranges(self, "strategy.")
 
     @property
     def needs(self) -> frozenset[Capability]:

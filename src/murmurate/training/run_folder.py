@@ -13,7 +13,6 @@ import reprlib
 import shutil
 import socket
 import time
-import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from typing import Any
 
 from murmurate import plugins
 from murmurate.errors import Refusal, cause_of, did_you_mean, quoted, refuse_not_utf8
+from murmurate.ranges import is_valid
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, replacing, seal
 from murmurate.strategies import strategies
@@ -48,7 +48,6 @@ _OTHER_KEYS = frozenset(
         "imports",
     }
 )
-_INTEGER_LIMIT = 2**1000  # integers must be smaller in magnitude, so that they can be converted to float
 
 
 def refuse_taken(folder: Path) -> None:
@@ -328,23 +327,6 @@ def _names(like: Any) -> Iterator[str]:
             yield from _names(getattr(like, field.name))
         elif field.init:
             yield option_name(field)
-
-
-def is_valid(kind: Any, value: Any) -> bool:
-    """Whether a plain ``value`` is valid for a field of type ``kind``."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(is_valid(member, value) for member in arguments)
-    if origin is typing.Literal:
-        return any(value == known and type(value) is type(known) for known in arguments)
-    if origin is tuple and isinstance(value, tuple):
-        elements = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        return len(elements) == len(value) and all(map(is_valid, elements, value))
-    if kind in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < _INTEGER_LIMIT
-    if kind is str:
-        return isinstance(value, str) and "\0" not in value
-    return kind is Any or isinstance(value, origin or kind)
 
 
 def set_aside(folder: Path) -> Path:

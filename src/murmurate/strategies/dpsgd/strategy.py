@@ -92,7 +92,7 @@ class DPSGD(Strategy):
         on_death="its node goes on, led by the next; without its master the run stops",
         on_slow="no replica waits for it",
         on_join="uses its node's vector; a node of one takes a living peer's",
-        needs_less="--strategy.threads 1 makes each replica its own node, which shares nothing",
+        needs_less="--strategy.threads 1 (threads=1 in Python) gives each replica a node of its own",
         pushes_after="--strategy.local-updates or --strategy.batch",
     )
 
