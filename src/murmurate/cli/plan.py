@@ -36,7 +36,6 @@ def add_verb(verbs: Any) -> None:
         help="predict the best replicas, strategy, simulators, actors and batch for a machine",
         description="Measures what the parts of a recipe cost on this machine, and predicts which "
         "configuration of it is best. Options of the recipe, as of train, may follow.",
-        allow_abbrev=False,
     )
     plan.add_argument("recipe", help="<world>-<algorithm>; see: murmurate list recipes")
     plan.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")

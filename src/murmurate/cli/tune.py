@@ -20,7 +20,7 @@ _TUNE_OPTIONS = ("trials", "minutes", "search", "objective", "sampler", "pruner"
 
 
 def add_verb(verbs: Any) -> None:
-    tune = verbs.add_parser("tune", help="search a recipe's hyper-parameters (Optuna)", allow_abbrev=False)
+    tune = verbs.add_parser("tune", help="search a recipe's hyper-parameters (Optuna)")
     tune.add_argument("recipe", nargs="?", help="as for train")
     add_env(tune)
     add_passes(tune)

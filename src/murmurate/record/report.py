@@ -100,8 +100,9 @@ def _write(text: str, out: Path, option: str) -> Path:
             target.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
         cause = cause_of(error)
+        remedy = "make its folder" if isinstance(error, FileNotFoundError) else "make room"
         raise Refusal(
-            f"Cannot write {out}: {cause}; give another file with {option}, or make room."
+            f"Cannot write {out}: {cause}; give another file with {option}, or {remedy}."
         ) from error
     return out
 
