@@ -139,11 +139,11 @@ def test_the_model_is_built_once(trained: MakeModel, monkeypatch: pytest.MonkeyP
     folder = trained("cartpole-a2c").folder
     built: list[Path] = []
 
-    def load_and_count(run: Any, checkpoint: Path, of: Path) -> Any:
+    def load_and_count(run: Any, checkpoint: Path, of: Path, device: Any) -> Any:
         built.append(checkpoint)
-        return load_agent(run, checkpoint, of)
+        return load_agent(run, checkpoint, of, device)
 
-    monkeypatch.setattr("murmurate.api.loading.load_agent", load_and_count)
+    monkeypatch.setattr("murmurate.training.restore.load_agent", load_and_count)
     murmurate.load(folder)
     assert len(built) == 1
 

@@ -37,15 +37,16 @@ def test_the_policy_acts_after_so_many_env_steps() -> None:
 def test_random_actions_fill_the_space() -> None:
     generator = torch.Generator().manual_seed(0)
     spec = EnvSpec("two", (1,), torch.float32, 0, (2,), action_low=(-1.0, 5.0), action_high=(1.0, 9.0))
-    drawn = random_actions(spec, 2_000, generator)
+    drawn = random_actions(spec, torch.zeros(2_000, 1), generator)
     assert drawn.shape == (2_000, 2)
     for column, low, high in ((0, -1.0, 1.0), (1, 5.0, 9.0)):
         values = drawn[:, column]
         assert low <= values.min() < low + 0.02 * (high - low)
         assert high - 0.02 * (high - low) < values.max() <= high
     matrix = EnvSpec("matrix", (1,), torch.float32, 0, (1, 2), action_low=(-1.0, 5.0), action_high=(1.0, 9.0))
-    shaped = random_actions(matrix, 10, generator)
+    shaped = random_actions(matrix, torch.zeros(10, 1), generator)
     assert shaped.shape == (10, 1, 2)
     assert bool((shaped[:, 0, 1] >= 5).all())
-    discrete = random_actions(EnvSpec("three", (1,), torch.float32, 3), 300, generator)
+    three = EnvSpec("three", (1,), torch.float32, 3)
+    discrete = random_actions(three, torch.zeros(300, 1), generator)
     assert set(discrete.tolist()) == {0, 1, 2}

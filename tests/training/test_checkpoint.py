@@ -18,9 +18,10 @@ import pytest
 import torch
 
 from murmurate.errors import Refusal, RunFailed
+from murmurate.recipes import recipe
 from murmurate.record.stored import FORMAT, seal
 from murmurate.replay.interface import Chunk
-from murmurate.training import checkpoint, part_file
+from murmurate.training import checkpoint, part_file, restore
 from murmurate.tuning.run_process import can_resume
 
 
@@ -523,19 +524,23 @@ def test_the_newest_is_taken_also_if_it_is_replaced_while_it_is_checked(tmp_path
 def test_the_best_is_sound_also_if_it_is_replaced_while_it_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.commit(tmp_path, _save(tmp_path, 1), _about(1))
-    checkpoint.keep_as_best(tmp_path)
-    checkpoint.commit(tmp_path, _save(tmp_path, 2), _about(2))
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    checkpoint.commit(folder, _save(folder, 1), _about(1))
+    checkpoint.keep_as_best(folder)
+    checkpoint.commit(folder, _save(folder, 2), _about(2))
     read, replaced = checkpoint.digest, []
 
     def digest(path: Path) -> str:
         if not replaced:
             replaced.append(path)
-            checkpoint.keep_as_best(tmp_path)
+            checkpoint.keep_as_best(folder)
         return read(path)
 
     monkeypatch.setattr(checkpoint, "digest", digest)
-    assert checkpoint.load_chosen(tmp_path, _mark, take_best=True) == (tmp_path / "best", 2)
+    monkeypatch.setattr(restore, "load_agent", lambda _, path, *__: _mark(path))
+    run = recipe("cartpole-a2c")
+    assert restore.load_chosen(run, tmp_path, take_best=True) == (folder / "best", 2)
 
 
 @pytest.mark.parametrize("point", range(12))

@@ -160,7 +160,7 @@ def test_replicas_with_the_same_parameters_share_the_validation_images(
         seen[self.rank] += len(images)
         return logits(self, images)
 
-    monkeypatch.setattr(image_classifier, "_EVALUATION_BATCH", 2)
+    monkeypatch.setattr(image_classifier, "EVALUATION_BATCH", 2)
     monkeypatch.setattr(ClassifierLearner, "logits", counted)
     assert train(run, tmp_path / "run").code == 0
     parts = [checkpoint.read_part(tmp_path / "run" / "checkpoints" / "last", rank) for rank in range(2)]
@@ -216,7 +216,7 @@ def test_figures_are_of_all_examples_or_of_some_that_are_drawn_by_the_seed() -> 
 
 
 def test_drawn_examples_are_selected_a_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("murmurate.workloads.image_classifier._EVALUATION_BATCH", 8)
+    monkeypatch.setattr("murmurate.workloads.image_classifier.EVALUATION_BATCH", 8)
     data = Recording(images(40))
     learner().figures(data, 20)
     assert [len(call) for call in data.calls] == [8, 8, 4]
