@@ -129,8 +129,9 @@ def evaluate_folder(
     checkpoint_folder, learner = load_chosen(run, folder, take_best=which == "best", path=path, device=device)
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
-    if video:  # what is wrong with the world is raised before its games are played, which may take long
-        next(_frames_of(run, folder.absolute(), learner, seed, sample), None)
+    target = folder / "videos" / "episode.mp4"
+    if video:  # first: what is wrong with the world or the folder is raised before many games are played
+        write_video(run, folder.absolute(), learner, target, seed, sample)
     result = figures(
         run,
         checkpoint_folder,
@@ -142,9 +143,6 @@ def evaluate_folder(
         of=folder.absolute(),
     )
     result.pop("best_eval_return_mean", None)  # it compares two checkpoints
-    target = folder / "videos" / "episode.mp4"
-    if video:
-        write_video(run, folder.absolute(), learner, target, seed, sample)
     return {
         "recipe": run.recipe,
         "checkpoint": checkpoint_folder.name,
