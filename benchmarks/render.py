@@ -193,6 +193,21 @@ def _learning(result: dict[str, Any]) -> Rows:
     ]
 
 
+def _jin(result: dict[str, Any]) -> Rows:
+    """The rows of ``jin-table``, with the figures of each seed as text."""
+
+    def seeds(returns: list[float]) -> str:
+        return ", ".join(f"{value:.2f}" for value in returns)
+
+    return [
+        (
+            f"{row['task']}: {row['agent']}",
+            {**row, "evaluations": seeds(row["returns"]), "training": seeds(row["train_returns"])},
+        )
+        for row in result["rows"]
+    ]
+
+
 def _faulted(result: dict[str, Any]) -> Rows:
     return [(name, {**row, "count": len(row["faults"])}) for name, row in _strategies(result)]
 
@@ -305,6 +320,16 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("storage", "storage"),
             ("gradient steps / s", "steps_per_second"),
             ("replay manager on the FPGA", "others.cpu-fpga"),
+        ],
+    ),
+    "jin-table": (
+        "task: agent",
+        _jin,
+        [
+            ("env steps", "env_steps"),
+            ("training return of each seed", "training"),
+            ("evaluation of each seed", "evaluations"),
+            ("hours", "hours"),
         ],
     ),
     "cartpole-learning": (
