@@ -24,7 +24,7 @@ def main(out: Path, names: Sequence[str]) -> Path:
         simulators = world(name).open(1, training=True)
         step, generator = simulators.reset(4), torch.Generator().manual_seed(0)
         for _ in range(40):
-            simulators.send(random_actions(simulators.spec, 1, generator))
+            simulators.send(random_actions(simulators.spec, step.observation, generator))
             step = simulators.receive()
         newest = step.observation[0, -simulators.spec.channels :].permute(1, 2, 0)
         simulators.close()
