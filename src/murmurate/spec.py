@@ -74,6 +74,11 @@ class EnvSpec:
         return len(self.observation_shape) == 3 and self.observation_dtype == torch.uint8
 
     @property
+    def holds_images(self) -> bool:
+        """Whether observations are images, or have some among their parts."""
+        return self.images or any(shape for *_, shape in self.parts)
+
+    @property
     def categorical(self) -> bool:
         """Whether actions are discrete: one number, or several chosen independently (``factors``)."""
         return bool(self.actions or self.factors)

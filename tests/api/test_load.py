@@ -471,7 +471,7 @@ def test_the_order_of_a_flattened_observation_is_in_the_metadata(
     model.export(tmp_path / "weights.safetensors")
     with safe_open(tmp_path / "weights.safetensors", "pt") as file:
         metadata = json.loads(file.metadata()["murmurate"])
-    assert metadata["observation_parts"] == [["goal", 0, 2], ["load", 2, 4]]
+    assert metadata["observation_parts"] == [["goal", 0, 2, []], ["load", 2, 4, []]]
     assert metadata["observation_stack"] == 2
 
     env = runpy.run_path(str(nets))["Crane"]()
@@ -479,7 +479,7 @@ def test_the_order_of_a_flattened_observation_is_in_the_metadata(
     newest, *_ = env.step(None)
     inputs = np.zeros((1, 8), np.float32)
     for first, observation in ((0, earlier), (4, newest)):
-        for path, start, stop in metadata["observation_parts"]:
+        for path, start, stop, _ in metadata["observation_parts"]:
             inputs[0, first + start : first + stop] = observation[path].ravel()
     model.act(earlier)
     np.testing.assert_allclose(model.act(newest), model.act(inputs)[0], rtol=0, atol=1e-7)

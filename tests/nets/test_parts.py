@@ -8,11 +8,15 @@ from functools import partial
 import pytest
 import torch
 
+from murmurate.agents.a2c import A2C
 from murmurate.nets.conv import ConvTorso
 from murmurate.nets.mlp import MLP
 from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.parts import PartsTorso
 from murmurate.nets.torso import build_torso, torsos, usual_torso
+from murmurate.replica.vector import Replica
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec
 
 SHAPE = (3, 24, 28)
@@ -85,6 +89,27 @@ def test_every_torso_of_images_can_read_a_part(name: str) -> None:
     assert features.dtype == torch.bfloat16
     features.sum().backward()
     assert all(parameter.grad is not None for parameter in torso.parameters())
+
+
+def test_small_images_beside_a_large_one_are_read_as_numbers() -> None:
+    large = 24 * 28
+    parts = (("map", 0, 16, (1, 4, 4)), ("eye", 16, 16 + large, (1, 24, 28)))
+    spec = EnvSpec("car", (16 + large,), torch.uint8, 2, parts=parts)
+    torso = build_torso(spec, "auto", (8,))
+    assert isinstance(torso, PartsTorso)
+    observation = torch.randint(256, (3, 16 + large), generator=torch.Generator().manual_seed(3)).byte()
+    (image,) = torso.torsos
+    features = image(observation[:, 16:].reshape(3, 1, 24, 28))
+    expected = torso.mlp(torch.cat([features, observation[:, :16] / 255], 1))
+    assert torch.equal(torso(observation), expected)
+
+
+def test_numbers_beside_images_are_not_rounded_to_bfloat16() -> None:
+    agent = A2C(precision="bfloat16").build(Context(SPEC, Replica, 0, open_group=Group.of_one))
+    observation = torch.zeros(2, 3 + PIXELS)
+    observation[:, 0] = torch.tensor([1000.0, 1001.0])
+    one, other = agent.net.torso(observation)
+    assert not torch.equal(one, other)
 
 
 def test_images_are_not_normalised() -> None:

@@ -151,10 +151,34 @@ def test_a_mask_needs_a_number_for_each_action() -> None:
     assert mask(spaces.Discrete(5)) is not None
     assert mask(pair, 0) is not None
     assert mask(spaces.Box(-1, 1, (2,))) is None
-    with pytest.raises(Refusal, match=r"has 5 numbers, and must have 6.*--world\.joint-actions 0"):
+    with pytest.raises(Refusal, match=r"has 5 numbers, and there are 6 .*--world\.joint-actions"):
         mask(pair)
-    with pytest.raises(Refusal, match="has 5 numbers, and must have 4"):
+    with pytest.raises(
+        Refusal, match=r"has 5 numbers, and there are 4 .* MultiBinary\(4\).*--world\.observe"
+    ):
         mask(spaces.Discrete(4))
+
+
+def test_the_mask_of_a_board_is_no_image() -> None:
+    board = spaces.Dict({"action_mask": spaces.Box(0, 1, (5, 5, 2), np.uint8), "x": spaces.Discrete(2)})
+    assert not holds_image(board)
+    format_ = observation_format(board, "board")
+    assert format_.parts[0] == ("action_mask", 0, 50, ())
+    sample = board.sample()
+    assert np.array_equal(format_.convert(sample)[:50], sample["action_mask"].ravel())
+
+
+def test_each_part_of_an_action_may_have_a_mask_of_its_own() -> None:
+    masks = spaces.Tuple([spaces.MultiBinary(2), spaces.MultiBinary(3)])
+    space = spaces.Dict({"action_mask": masks, "x": spaces.Box(-1, 1, (1,))})
+    observations = observation_format(space, "locks")
+    mask = action_mask(
+        spec_of("locks", observations, action_format(spaces.MultiDiscrete([2, 3]), "locks", 0))
+    )
+    assert mask is not None
+    fits = (np.array([0, 1], np.int8), np.array([1, 0, 1], np.int8))
+    vector = observations.convert({"action_mask": fits, "x": np.zeros(1, np.float32)})
+    assert mask.legal(torch.as_tensor(vector)).tolist() == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize(

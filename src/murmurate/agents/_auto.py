@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from murmurate.nets.parts import image_shapes
+from murmurate.nets.parts import PartsTorso
 from murmurate.nets.precision import faster_precision
 from murmurate.nets.torso import AUTO, usual_torso
 from murmurate.replica.vector import Replica
@@ -29,7 +29,7 @@ def resolve_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
         torso = usual_torso(spec)
     if precision == "auto":
         is_own_net = bool(getattr(fields, "network", ""))
-        images = spec.images or image_shapes(spec)
+        images = spec.images or (spec.holds_images and torso != "mlp")
         precision = faster_precision(device) if images and not is_own_net else "float32"
     resolved: Config = dataclasses.replace(fields, torso=torso, precision=precision)
     return resolved
@@ -51,10 +51,12 @@ def replicated(
     optimizer: Callable[[list[Any]], torch.optim.Optimizer],
 ) -> Replica:
     """``net`` as the replica called ``config.name``, with the clip, the schedule and the precision of a
-    resolved ``config``: the torso computes in that precision, and the rest in float32."""
+    resolved ``config``: the torso computes in that precision, and the rest in float32, also the layers that
+    read numbers beside images."""
+    beside = tuple(f"{name}.mlp." for name, part in net.named_modules() if isinstance(part, PartsTorso))
 
     def in_compute(name: str) -> bool:
-        return name.startswith(("torso.", "value_torso."))
+        return name.startswith(("torso.", "value_torso.")) and not name.startswith(beside)
 
     return context.replicate(
         config.name,

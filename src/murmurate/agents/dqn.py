@@ -217,7 +217,7 @@ class DQNAgent(OneReplica):
         return Outcome(
             {
                 "loss": step.loss.detach(),
-                "q_mean": lambda: value[value > LOWEST].mean(),
+                "q_mean": value.mean if self.net.mask is None else lambda: value[value > LOWEST].mean(),
                 "td_error": lambda: step.error.abs().mean(),
                 "epsilon": self._greatest_epsilon,
                 "gradient_norm": self.replica.gradient_norm,

@@ -114,11 +114,18 @@ class ClassProbabilities(nn.Module):
 
 
 def random_observations(spec: EnvSpec, batch: int, generator: torch.Generator) -> Tensor:
-    """[batch, ...]: uniform bytes if observations are uint8, else from a standard normal."""
+    """[batch, ...]: uniform bytes if observations, or a part of them, are images or uint8; other numbers are
+    from a standard normal."""
     shape = (batch, *spec.observation_shape)
     if spec.observation_dtype == torch.uint8:
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
-    return torch.randn(shape, generator=generator).to(spec.observation_dtype)
+    drawn = torch.randn(shape, generator=generator).to(spec.observation_dtype)
+    steps = drawn.view(batch, spec.history, -1) if spec.parts else drawn
+    for _, start, stop, image in spec.parts:
+        if image:
+            pixels = torch.randint(256, (batch, spec.history, stop - start), generator=generator)
+            steps[..., start:stop] = pixels.to(steps.dtype)
+    return drawn
 
 
 def _bounds(bounds: Any, spec: EnvSpec) -> Tensor:

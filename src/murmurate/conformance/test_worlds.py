@@ -53,9 +53,10 @@ def test_its_steps_agree_with_its_spec(name):
     assert spec == tested.spec()
     assert simulators.size == 2
     assert bool(spec.actions) != bool(spec.action_shape), "actions are numbers, or vectors"
-    assert tested.images == spec.images, (
+    assert tested.images == spec.holds_images, (
         f"the config's images is {tested.images}, and its observations are {list(spec.observation_shape)} of "
-        f"{spec.observation_dtype}: let images say whether they are [C, H, W] in uint8, as recipes go by it"
+        f"{spec.observation_dtype}: let images say whether they are [C, H, W] in uint8, or have such parts; "
+        "recipes go by it"
     )
     step = simulators.reset(1)
     returned = []

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec
 
-PART = "action_mask"  # name of the part of an observation
+PART = "action_mask"  # key of the observation
 LOWEST = -1e8  # of an illegal action: finite, so that a probability of 0 times it is 0
 
 
@@ -53,16 +53,17 @@ def action_mask(spec: EnvSpec) -> ActionMask | None:
     Where observations are stacked, the newest one's. Raises Refusal for a part that does not have one number
     for each action.
     """
-    places = [(start, stop) for name, start, stop, _ in spec.parts if name == PART]
+    places = [(start, stop) for name, start, stop, _ in spec.parts if name.partition(".")[0] == PART]
     if not (places and spec.categorical):
         return None
-    ((start, stop),) = places
+    start, stop = places[0][0], places[-1][1]  # of a Dict or Tuple of masks, all lie side by side
     sizes = spec.factors or (spec.actions,)
     if stop - start != sum(sizes):
-        joined = " With --world.joint-actions 0 the parts are chosen independently." * bool(spec.actions)
         raise Refusal(
-            f"The part {PART} of the observations of {spec.name} has {stop - start} numbers, and must have "
-            f"{sum(sizes)}: one for each action, or each value of each part of an action.{joined}"
+            f"The part {PART} of the observations of {spec.name} has {stop - start} numbers, and there are "
+            f"{sum(sizes)} actions, or values of all parts of an action. Give MultiBinary({sum(sizes)}); "
+            "for actions of several parts, --world.joint-actions says whether they are numbered together. To "
+            "ignore the mask, name the other keys with --world.observe."
         )
     earlier = (spec.history - 1) * (spec.observation_shape[0] // spec.history)
     return ActionMask(earlier + start, earlier + stop, sizes)

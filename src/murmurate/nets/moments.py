@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from murmurate.spec import EnvSpec
 
 _LIMIT = 10.0  # of normalized observations
-_IMAGES = "images are not normalised: leave out normalize_observations"
 
 
 class RunningMoments(nn.Module):
@@ -58,7 +57,7 @@ class ObservationNormalizer(nn.Module):
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         super().__init__()
         if dtype == torch.uint8:
-            raise ValueError(_IMAGES)
+            raise ValueError("images are not normalised: leave out normalize_observations")
         self.moments = RunningMoments(shape)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -69,6 +68,7 @@ class ObservationNormalizer(nn.Module):
 
 def observation_normalizer(spec: EnvSpec, wanted: bool) -> ObservationNormalizer | None:
     """None unless it is ``wanted``. Raises ValueError for observations that are images, or hold some."""
-    if wanted and any(shape for *_, shape in spec.parts):
-        raise ValueError(_IMAGES)
+    if wanted and spec.holds_images:
+        also = "; numbers beside them can be scaled in the environment" if spec.parts else ""
+        raise ValueError(f"images are not normalised: leave out normalize_observations{also}")
     return ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if wanted else None

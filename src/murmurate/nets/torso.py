@@ -69,7 +69,7 @@ def checked_torso(name: str) -> str:
 def usual_torso(spec: EnvSpec) -> str:
     """nature2013 for images that are large enough for it, else mlp."""
     shapes = [spec.observation_shape] if spec.images else image_shapes(spec)
-    large = bool(shapes) and min(side for _, *sides in shapes for side in sides) >= SMALLEST_SIDE
+    large = any(min(height, width) >= SMALLEST_SIDE for _, height, width in shapes)
     return "nature2013" if large else "mlp"
 
 
@@ -87,7 +87,7 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
         name = usual_torso(spec)
     known = torsos()
     if name in known and name != "mlp" and image_shapes(spec):
-        torso: nn.Module = PartsTorso(spec, known[name], hidden)
+        torso: nn.Module = PartsTorso(spec, known[name], hidden, SMALLEST_SIDE)
     elif name in known:
         torso = known[name](spec, hidden)
     else:

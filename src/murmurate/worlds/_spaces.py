@@ -103,7 +103,7 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             "of a Dict with --world.observe KEY,..., or apply a wrapper that gives an array."
         )
     flat: Any = flatten_space(selected)
-    parts = [(path, leaf, _flattener(leaf)) for path, leaf in _parts(selected)]
+    parts = [(path, leaf, _flattener(".".join(map(str, path)), leaf)) for path, leaf in _parts(selected)]
 
     def flattened(observation: Any) -> Any:
         value = observation if pick is None else pick(observation)
@@ -167,7 +167,7 @@ def description(space: Any, name: str, observe: Sequence[str] = ()) -> str:
 
 def holds_image(space: Any) -> bool:
     """Whether a space is an image, or has one in it."""
-    return any(is_image(leaf) for _, leaf in _leaves(space))
+    return any(_is_image(path, leaf) for path, leaf in _leaves(space))
 
 
 def action_format(space: Any, name: str, joint_actions: int = JOINT_ACTIONS) -> ActionFormat:
@@ -249,13 +249,19 @@ def _flat_parts(space: Any) -> Iterator[Part]:
     start = 0
     for path, leaf in _leaves(space):
         stop = start + flatdim(leaf)
-        yield path, start, stop, converted_shape(leaf) if is_image(leaf) else ()
+        yield path, start, stop, converted_shape(leaf) if _is_image(path, leaf) else ()
         start = stop
 
 
-def _flattener(space: Any) -> Callable[[Any], Any]:
+def _is_image(path: str, leaf: Any) -> bool:
+    """Whether a part is an image. A mask of actions (``nets/action_mask.py``), such as that of a board, is
+    none."""
+    return path.partition(".")[0] != "action_mask" and is_image(leaf)
+
+
+def _flattener(path: str, space: Any) -> Callable[[Any], Any]:
     """A function that flattens an observation of an innermost space to a vector."""
-    if is_image(space):
+    if _is_image(path, space):
         convert = box_converter(space)
         return lambda image: np.ravel(convert(image))
     return lambda value: flatten(space, value)

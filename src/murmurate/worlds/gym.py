@@ -120,8 +120,7 @@ class GymWorld(ViewedWorld):
         if self.id in _NAMES:
             return False
         if self.observe or _gym_env.registered(self.id, self.folder).entry_point is None:
-            spec = self.spec()
-            return spec.images or any(shape for *_, shape in spec.parts)
+            return self.spec().holds_images
         env = _gym_env.make(self.id, self.name, folder=self.folder)
         _gym_env.close(env)
         return holds_image(env.observation_space)

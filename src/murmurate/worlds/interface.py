@@ -119,7 +119,8 @@ class SimulatorWorld(World, Protocol):
 
     @property
     def images(self) -> bool:
-        """Whether observations are images (``EnvSpec.images``). Opens a simulator only if it must."""
+        """Whether observations are images, or have some among their parts (``EnvSpec.holds_images``). Opens a
+        simulator only if it must."""
         ...
 
     @property

@@ -210,8 +210,7 @@ class OwnWorld(ViewedWorld):
         """Also true for a Dict that holds an image among what is observed."""
         function, _ = _own_env.find_callable(self.target, self.folder, self.name)
         if self.observe or _own_env.has_parameter(function, "num_envs"):
-            spec = self.spec()
-            return spec.images or any(shape for *_, shape in spec.parts)
+            return self.spec().holds_images
         env = _own_env.make(self.target, self.folder, self.name)
         _gym_env.close(env)
         return holds_image(env.observation_space)
