@@ -39,7 +39,11 @@ def main(out: Path, folder: Path) -> Path:
         draws.append(curves(groups, "return_mean", "total_env_steps", task))
     legend = [(_LABELS[agent], run_colour(index)) for index, agent in enumerate(agents)]
     title = "Return (mean of the last 100 episodes) where observations hide part of the state"
-    panels(draws, title, legend, width=10.0, height=3.6).savefig(out, dpi=160)
+    figure = panels(draws, title, legend, width=10.0, height=3.6)
+    limits = [axes.get_ylim() for axes in figure.axes]
+    for axes in figure.axes:
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    figure.savefig(out, dpi=160)
     return out
 
 
