@@ -98,12 +98,14 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         _say(assumed)
     candidates = search(run, profile, objective, options.hosts, _say)
     words = [_words(run, options.strategy, rest, each) for each in candidates]
-    rates = _measured_rates(candidates) if options.check else {}
+    rates, failed = _measured_rates(candidates) if options.check else ({}, set())
     if options.page is not None:
         from murmurate.mapping.page import write_page
 
         _say(f"the page is {write_page(options.page, run, profile, candidates, rates)}")
-    best = candidates[0]
+    if len(failed) == len(candidates):
+        raise RunFailed("Every configuration failed when it was run: the lines above say how.")
+    best = first = next(each for each in candidates if each.name not in failed)
     if rates:
         _say(_verdict(candidates, rates, run.unit))
         if objective == "throughput":
@@ -116,7 +118,9 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(rows))
     else:
         _show(run, candidates, machine(profile.cores, options.hosts), rates)
-        which = "the first" if best is candidates[0] else "the fastest that was run"
+        which = "the first" + " that did not fail" * (first is not candidates[0])
+        if best is not first:
+            which = "the fastest that was run"
         which += ", on each host" * (options.hosts > 1)
         print(f"Train with {which}: {command(run, best, words[candidates.index(best)], options.hosts)}")
         for sentence in advice(candidates, profile, options.hosts):
@@ -255,25 +259,26 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     return profile
 
 
-def _measured_rates(candidates: Sequence[Candidate]) -> dict[str, float]:
+def _measured_rates(candidates: Sequence[Candidate]) -> tuple[dict[str, float], set[str]]:
     """Measured rates of the best few candidates, in the run's unit (env steps, say) per second, by name;
-    without those that failed."""
+    and the names of those that failed."""
     from murmurate.mapping.check import measured
     from murmurate.mapping.rounds import last_line
 
-    rates = {}
+    rates, failed = dict[str, float](), set[str]()
     for candidate in candidates[:_MOST_CHECKED]:
         try:
             rate = rates[candidate.name] = measured(candidate.run)
         except (Refusal, RunFailed) as failure:
             _say(f"{candidate.name}: not measured: {last_line(failure)}")
+            failed.add(candidate.name)
             continue
         predicted = candidate.prediction.env_steps_per_second
         _say(
             f"{candidate.name}: {rate:,.0f} {candidate.run.unit}/s, predicted {predicted:,.0f} "
             f"({predicted / rate:.2f} times as many)"
         )
-    return rates
+    return rates, failed
 
 
 def _fastest(candidates: Iterable[Candidate], rates: Mapping[str, float]) -> Candidate:
