@@ -124,7 +124,9 @@ def test_what_a_command_does_not_go_on_with_is_refused(
     (tmp_path / "theirs" / "checkpoints").mkdir()
     (tmp_path / "theirs" / "checkpoints" / "model.pt").touch()
     assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
-    assert (tmp_path / "theirs" / "file").exists(), "a folder of another program is not renamed"
+    (tmp_path / "theirs" / "file").unlink()
+    assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "checkpoints" / "model.pt").exists(), "another program's is not renamed"
     for name in (["train"], ["simulate"], words):
         said = refused(capsys, name[0], "cartpole-a2c", *name[2:], "--out", tmp_path / ("a" * 300))
         assert "cannot be made: File name too long. Choose another folder with --out" in said

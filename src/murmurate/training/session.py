@@ -141,7 +141,7 @@ def _make_room(folder: Path) -> None:
     """Rename ``folder``, if it holds a run that saved nothing. Raises Refusal if that run goes on."""
     if not os.path.isdir(folder / "checkpoints"):
         return
-    if not any(folder.glob("run.json*")) and os.listdir(folder) != ["checkpoints"]:
+    if not any(folder.glob("run.json*")) and [path.name for path in folder.rglob("*")] != ["checkpoints"]:
         return  # it holds something else
     with locked(folder):
         pass
