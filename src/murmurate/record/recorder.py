@@ -110,7 +110,7 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
     not_finite: list[str] = []
     line: dict[str, Any] = {}
     for key, value in fields.items():
-        line[key], finite = _plain(value)
+        line[key], finite = plain_json(value)
         if not finite:
             not_finite.append(key)
     if not_finite:
@@ -118,7 +118,7 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _plain(value: Any) -> tuple[Any, bool]:
+def plain_json(value: Any) -> tuple[Any, bool]:
     """``value`` as JSON types, and whether all of it was finite."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().tolist()
@@ -127,10 +127,10 @@ def _plain(value: Any) -> tuple[Any, bool]:
     if isinstance(value, float) and not math.isfinite(value):
         return None, False
     if isinstance(value, (list, tuple)):
-        elements = [_plain(element) for element in value]
+        elements = [plain_json(element) for element in value]
         return [plain for plain, _ in elements], all(finite for _, finite in elements)
     if isinstance(value, Mapping):
-        fields = {str(key): _plain(field) for key, field in value.items()}
+        fields = {str(key): plain_json(field) for key, field in value.items()}
         return {key: plain for key, (plain, _) in fields.items()}, all(f for _, f in fields.values())
     return value, True
 

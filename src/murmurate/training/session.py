@@ -71,7 +71,10 @@ class Finish:
             return ""
         learned = self.code != FINISHED or self.summary["updates"]
         advice = "" if learned else " It ended before the first update: make the run longer."
-        return self.run.evaluation.sentence(self.summary) + advice
+        said, headline = self.run.evaluation.sentence(self.summary), self.run.evaluation.headline
+        if not said and self.code == FINISHED and headline is not None and headline.metric in self.summary:
+            said = "Its evaluation gave no finite figure."
+        return said + advice
 
 
 @signals_restored()
