@@ -311,8 +311,10 @@ def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
 
     monkeypatch.setattr("murmurate.mapping.profile.save", cannot)
     monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
-    assert main(["plan", "cartpole-a2c", "--profile", "--on", "locked.json"]) == 1
-    assert "locked.json: Permission denied" in capsys.readouterr().err
+    for options in (["--on", "locked.json"], []):  # a new one, and the folder's
+        assert main(["plan", "cartpole-a2c", "--profile", *options]) == 2
+        said = capsys.readouterr().err
+        assert "cannot be written: Permission denied. Name another file with --on" in said
 
 
 def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from murmurate.cli.help import Fields
 from murmurate.cli.options import given, number_argument, option
 from murmurate.cli.run_verbs import changed, recipe_run, report_end, train_fields
 from murmurate.cli.sweep import imported
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed, cause_of
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -231,8 +231,12 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
         _keep(profile, path)
     if here and (objective != "time" or options.target is None):  # a target is measured below
         check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
-    if is_new:
-        _keep(profile, path)  # what is measured could not be kept otherwise
+    if is_new or (here and options.profile):  # before anything is measured, which could not be kept
+        try:
+            _keep(profile, path)
+        except OSError as error:
+            cause = cause_of(error)
+            raise Refusal(f"{path} cannot be written: {cause}. Name another file with --on.") from error
     if here:
         has_changed |= measure.add_variants(profile, run, _say, options.profile, lambda: _keep(profile, path))
         for exchanging_run in runs_with_exchange(run, cores):
