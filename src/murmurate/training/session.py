@@ -126,8 +126,12 @@ def _end_of_finished(folder: Path, run: Run, read: Callable[[Path], Run]) -> Fin
     summary = _finished_summary(folder)
     if summary is None or read(folder) != run:
         return None
+    return _end_told(f"{folder} holds this run, which has finished", summary, folder, run)
+
+
+def _end_told(told: str, summary: dict[str, Any], folder: Path, run: Run) -> Finish:
     if not current_watch().quiet:
-        print(f"{folder} holds this run, which has finished")
+        print(told)
     return Finish(FINISHED, summary, folder, run)
 
 
@@ -282,9 +286,7 @@ def _end_of_reached(run: Run, folder: Path, newest: Path) -> Finish | None:
         return None
     if not (end := reached_end(run, newest)):
         return None
-    if not current_watch().quiet:
-        print(f"{folder} holds a run that has finished: {end}")
-    return Finish(FINISHED, summary, folder, run)
+    return _end_told(f"{folder} holds a run that has finished: {end}", summary, folder, run)
 
 
 def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
