@@ -16,7 +16,7 @@ from murmurate.cli.help import Fields
 from murmurate.cli.options import given, number_argument, option
 from murmurate.cli.run_verbs import changed, recipe_run, report_end, train_fields
 from murmurate.cli.sweep import imported
-from murmurate.errors import Refusal, RunFailed, cause_of
+from murmurate.errors import Refusal, RunFailed, cause_of, quoted
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             "gym:CartPole-v1-a2c"
         )
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
-    run = changed(recipe_run(options), options, rest, f"murmurate train {options.recipe}")
+    run = changed(recipe_run(options), options, rest, f"murmurate train {quoted(options.recipe)}")
     run.validate()
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
     check_cycles(run, options.hosts, options.check)
@@ -254,8 +254,8 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     if not here:
         raise Refusal(
             f"{path} is of another machine, and does not say how fast {run.recipe} with these settings "
-            f"reaches {options.target:g}. Measure it there: murmurate plan {run.recipe} --profile --target "
-            f"{options.target:g} --on FILE."
+            f"reaches {options.target:g}. Measure it there: murmurate plan {quoted(run.recipe)} --profile "
+            f"--target {options.target:g} --on FILE."
         )
     costs.learning = learning.measure(run, options.target, _say)
     profile.renew()

@@ -116,7 +116,7 @@ def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Field
     with replaced_by(None if options is None else options.env):
         run = recipe("cartpole-a2c") if options is None else stored(options.folder)
     note = "What a run has learned depends on its other fields, so they stay as they are."
-    folder = "DIR" if options is None else options.folder
+    folder = "DIR" if options is None else quoted(options.folder)
     movable = {field.name for field in dataclasses.fields(run) if field.metadata.get("movable")}
     return Fields(
         f"murmurate resume {folder} [--FIELD VALUE ...]",
