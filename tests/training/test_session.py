@@ -32,7 +32,7 @@ from murmurate.training import checkpoint, coordinator, interrupts, session, sum
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
 from murmurate.training.resumed_settings import reached_end
-from murmurate.training.run_folder import claim, locked, write_json
+from murmurate.training.run_folder import claim, command_for, locked, write_json
 from murmurate.training.worker_context import FINAL, staging
 from short_runs import SHORT, altered, content, refused, train
 
@@ -263,7 +263,7 @@ def test_a_run_of_torchrun_is_to_be_resumed_by_torchrun(tmp_path: Path) -> None:
     stored = json.loads((folder / "run.json").read_text())
     write_json(folder / "run.json", {**stored, "launcher": "torchrun"})
     assert checkpoint.kept_sentence(folder).endswith(f" is kept: torchrun ... -m murmurate resume {folder}")
-    assert checkpoint.command("eval", folder) == f"murmurate eval {folder}"
+    assert command_for("eval", folder) == f"murmurate eval {folder}"
 
 
 def test_a_resume_with_other_settings_keeps_the_commands_before_it(

@@ -293,7 +293,8 @@ def _launcher_is_local(folder: Path) -> bool:
 
 def report_end(finish: Any) -> int:
     """Print how a run ended; returns the exit code."""
-    from murmurate.training.checkpoint import command, kept_sentence
+    from murmurate.training.checkpoint import kept_sentence
+    from murmurate.training.run_folder import command_for
 
     summary, folder = finish.summary, finish.folder
     if summary is None:  # another rank reports it
@@ -324,5 +325,5 @@ def report_end(finish: Any) -> int:
         logs = f", and what its processes printed in {folder / 'logs'}" * (folder / "logs").exists()
         print(f"The run is in {folder}{logs}")
     else:
-        print(f"The run is in {folder} — next: {command(next_command, folder)}")
+        print(f"The run is in {folder} — next: {command_for(next_command, folder)}")
     return int(finish.code)
