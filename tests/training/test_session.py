@@ -327,6 +327,12 @@ def test_a_run_that_has_reached_its_end_is_left_alone(
     write_json(folder / "summary.json", {"exit": "finished", "eval_return_mean": None})
     assert main(["resume", str(folder)]) == 0
     assert json.loads((folder / "summary.json").read_text())["eval_return_mean"] is not None
+    before = content(folder)
+    capsys.readouterr()
+    assert main(["resume", str(folder), "--placement.threads", "2"]) == 0
+    assert "holds a run" not in capsys.readouterr().out, "with other settings it is evaluated anew"
+    assert json.loads((folder / "summary.json").read_text())["updates"] == 3
+    assert (folder / "run.json").read_bytes() != before["run.json"]
 
 
 def test_the_end_of_a_run_is_told_in_its_unit(tmp_path: Path) -> None:
