@@ -139,10 +139,23 @@ def is_valid(kind: Any, value: Any) -> bool:
     return kind is Any or isinstance(value, origin or kind)
 
 
+def plain_value(value: Any) -> Any:
+    """``value`` with NumPy numbers as Python's and lists as tuples."""
+    import numpy as np
+
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain_value, value))
+    return value
+
+
 def in_words(kind: Any) -> str:
     """A type hint in words: "int or None"."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return " or ".join(map(in_words, typing.get_args(kind)))
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
     if kind is types.NoneType:
         return "None"
     text = inspect.formatannotation(kind).replace(" | ", " or ")

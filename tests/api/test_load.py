@@ -97,7 +97,10 @@ def test_a_policy_in_bfloat16_is_loaded_in_float32(trained: MakeModel) -> None:
 
 
 def test_a_copy_of_a_checkpoint_is_loaded_evaluated_and_exported(
-    trained: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: MakeModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, copies = trained("cartpole-a2c").folder, tmp_path / "kept"
 
@@ -130,6 +133,9 @@ def test_a_copy_of_a_checkpoint_is_loaded_evaluated_and_exported(
         murmurate.load(run, checkpoint=folder)
     with pytest.warns(UserWarning, match=f"a checkpoint of the run in {folder.resolve()}, and not of {run}"):
         murmurate.load(run, checkpoint=folder / "checkpoints/last")
+    monkeypatch.chdir(run.parent)
+    with pytest.warns(UserWarning, match=f"and not of {run.resolve()}"):
+        murmurate.load(run.name, checkpoint=folder / "checkpoints/last")
     with pytest.raises(murmurate.Refusal, match="Leave one of them out"):
         murmurate.load(run, checkpoint=copy, best=True)
     assert main(["export", str(run), "--checkpoint", str(copy), "--csv", str(tmp_path / "r.csv")]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,13 @@ def test_resume_shows_what_may_change_with_the_values_of_the_run(
         assert "--replicas" not in text
         assert "--seed" not in text
     assert "after which the run ends (default 2; at least 1)" in text, "of this run"
+
+
+def test_the_usage_of_resume_can_be_copied_to_a_shell(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run_folder, spaced := tmp_path / "my run")
+    assert f"murmurate resume '{spaced}' [--FIELD VALUE ...]" in _text(capsys, "resume", str(spaced))
 
 
 def test_a_benchmark_shows_how_much_it_measures(capsys: pytest.CaptureFixture[str]) -> None:

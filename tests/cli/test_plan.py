@@ -311,8 +311,10 @@ def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
 
     monkeypatch.setattr("murmurate.mapping.profile.save", cannot)
     monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
-    assert main(["plan", "cartpole-a2c", "--profile", "--on", "locked.json"]) == 1
-    assert "locked.json: Permission denied" in capsys.readouterr().err
+    for options in (["--on", "locked.json"], []):  # a new one, and the folder's
+        assert main(["plan", "cartpole-a2c", "--profile", *options]) == 2
+        said = capsys.readouterr().err
+        assert "cannot be written: Permission denied. Name another file with --on" in said
 
 
 def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,8 +417,27 @@ def test_a_configuration_that_fails_when_it_is_run_costs_no_plan(
     assert [row["measured"] for row in rows[:4]] == [None, 50.0, 20.0, None]
     assert f"{rows[0]['name']}: not measured: RuntimeError: out of memory" in said.err
     assert f"fastest of the 2 that were run: {rows[1]['name']}" in said.err
-    assert main(["plan", "cartpole-a2c", "--check"]) == 0
-    assert "Train with the first: murmurate train cartpole-a2c" in capsys.readouterr().out
+    trained = []
+    monkeypatch.setattr("murmurate.cli.plan._apply", lambda best, options: trained.append(best.name) or 0)
+    assert main(["plan", "cartpole-a2c", "--check", "--apply"]) == 0
+    said = capsys.readouterr().out
+    assert "Train with the first that did not fail: murmurate train cartpole-a2c" in said
+    assert trained == [rows[3]["name"]]  # neither of the three that were run
+
+
+def test_no_configuration_is_recommended_if_all_failed_when_they_were_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("murmurate.cli.plan._MOST_CHECKED", 1000)
+    monkeypatch.setattr("murmurate.mapping.check.measured", _raise_run_failed)
+    assert main(["plan", "cartpole-a2c", "--check"]) == 1
+    said = capsys.readouterr()
+    assert "Every configuration failed when it was run" in said.err
+    assert "Train with" not in said.out
+
+
+def _raise_run_failed(run: Run) -> float:
+    raise RunFailed("out of memory")
 
 
 def test_with_json_a_training_says_nothing_on_standard_output(tmp_path: Path, capsys: Capture) -> None:

@@ -134,6 +134,15 @@ def test_a_row_of_another_length_is_refused_where_some_columns_are_taken(row, tm
         read_table(tmp_path / "a.csv", ("x",))
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['a,b,c\n1,2,3 # 5" pipe\n4,5,6\n7,8,9\n', '# pipes of 5" and more\na,b,c\n1,2,3\n4,5,6\n7,8,9\n'],
+)
+def test_a_quote_in_a_comment_opens_no_value(text, tmp_path):
+    (tmp_path / "a.csv").write_text(text)
+    np.testing.assert_array_equal(read_table(tmp_path / "a.csv", ("a", "b")).values, [[1, 2], [4, 5], [7, 8]])
+
+
 def test_a_vector_has_one_column(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(5.0))
     with pytest.raises(Refusal, match="no column '3'"):

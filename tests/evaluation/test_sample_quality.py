@@ -160,6 +160,7 @@ def test_a_file_of_another_kind_is_not_overwritten(
 def test_a_sentence_does_not_call_images_for_validation_test_images() -> None:
     figures = {"frechet_distance": 3.0, "frechet_distance_test": None, "samples": 40}
     sentence = SampleQuality().sentence({**figures, "class_score": 2.0, "feature_net_accuracy": 0.9})
+    assert SampleQuality().sentence({**figures, "class_score": None}) == ""
     assert sentence.endswith("by features of our own classifier, which has 90.0% of held-out images right")
 
 

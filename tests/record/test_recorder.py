@@ -109,6 +109,18 @@ def test_a_strategys_figures_replace_none_and_are_not_lost(tmp_path: Path) -> No
     assert (record["replica"], record["strategy_replica"]) == (3, 9.0)
 
 
+def test_a_strategys_figure_has_one_name_though_only_some_records_have_its_field(tmp_path: Path) -> None:
+    own = {"disagreement": 1.0, "figure_energy": 2.0, "success_rate": 3.0, "mine": 4.0}
+    with closing(Recorder(tmp_path / "metrics.jsonl", 0, 0.0)) as recorder:
+        recorder.record({}, own)
+        recorder.record({"disagreement": 0.5, "figure_energy": 0.5, "success_rate": 0.5, "late": 0.5}, own)
+        recorder.record({}, own | {"late": 5.0})
+    for record in (records := read_metrics(tmp_path / "metrics.jsonl")):
+        names = [name.removeprefix("strategy_") for name in record if record[name] in own.values()]
+        assert names == [*own]
+    assert records[2]["strategy_late"] == 5.0
+
+
 def test_a_line_glued_to_a_torn_one_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with closing(Recorder(path, 0, 0.0)) as recorder:

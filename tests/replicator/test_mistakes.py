@@ -17,6 +17,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.spawn import Died
 from murmurate.launch.script import run
+from murmurate.strategies import strategy_from
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.elastic import Elastic, SynchronousElastic
@@ -438,6 +439,11 @@ def nothing(loop):
     return loop.rank
 
 
+def test_fields_of_a_strategy_may_be_numpys():
+    made = strategy_from({"name": "elastic", "wait": np.False_, "period": np.int64(3)})
+    assert (made.wait, made.period, type(made.period)) == (False, 3, int)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -448,7 +454,7 @@ def nothing(loop):
         ({"strategy": {"name": "local-sgd", "period": "5"}}, "period of .* is '5'; it must be int"),
         ({"strategy": {"name": "local-sgd", "period": None}}, "period of .* is None; it must be int"),
         ({"strategy": {"name": "hogwild", "shared_moments": "no"}}, "moments of .* is 'no'; it must be bool"),
-        ({"strategy": {"name": "synchronous-gossip", "direction": "up"}}, "is 'up'; it must be Literal"),
+        ({"strategy": {"name": "synchronous-gossip", "direction": "up"}}, r"is 'up'; it must be '\w+' or"),
         ({"strategy": object()}, "strategy is <object object.*give a name"),
         ({"replicas": "2"}, "replicas is '2': give a whole number"),
         ({"replicas": 2.0}, "replicas is 2.0: give a whole number"),

@@ -543,6 +543,27 @@ def test_the_best_is_sound_also_if_it_is_replaced_while_it_is_checked(
     assert restore.load_chosen(run, tmp_path, take_best=True) == (folder / "best", 2)
 
 
+def test_the_best_is_found_also_if_it_has_its_name_again_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    checkpoint.commit(folder, _save(folder, 1), _about(1))
+    checkpoint.keep_as_best(folder)
+    (folder / "best").rename(folder / ".old-best")  # as while a run replaces it
+    found = checkpoint.best
+
+    def best(path: Path) -> Path:
+        chosen = found(path)
+        if chosen.name == ".old-best":
+            chosen.rename(folder / "best")
+        return chosen
+
+    monkeypatch.setattr(checkpoint, "best", best)
+    monkeypatch.setattr(restore, "load_agent", lambda _, path, *__: _mark(path))
+    assert restore.load_chosen(recipe("cartpole-a2c"), tmp_path, take_best=True) == (folder / "best", 1)
+
+
 @pytest.mark.parametrize("point", range(12))
 def test_a_crash_after_going_on_from_the_previous_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int

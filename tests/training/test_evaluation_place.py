@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from murmurate.cli.main import main
 from murmurate.evaluation.games import Games
 from murmurate.evaluation.held_out import HeldOutRows
 from murmurate.evaluation.interface import EvalContext
@@ -52,17 +54,40 @@ def test_a_data_set_s_evaluation_has_all_cores_where_no_process_trains(
 
 @dataclass(frozen=True)
 class _NotFinite(Games):
+    mean = 1.0
+
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
-        return {"eval_return_mean": 1.0, "episodes": 1, "eval_figure_error": float("nan"), "returns": [1.0]}
+        error, games = np.float32(np.nan), torch.tensor(1)
+        found = {"eval_return_mean": self.mean, "episodes": games, "eval_figure_error": error}
+        return found | {"returns": [1.0]}
 
 
-def test_a_figure_that_is_not_finite_is_null_where_json_is_written(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class _NoMean(_NotFinite):
+    mean = math.nan
+
+
+def test_a_figure_that_is_not_finite_is_null_where_json_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = altered(recipe("cartpole-a2c"), launcher="inline", updates=1, simulators=2)
     train(dataclasses.replace(run, evaluation=_NotFinite()), folder := tmp_path / "run")
     summary = json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert (summary["eval_return_mean"], summary["eval_figure_error"]) == (1.0, None)
-    found = evaluate_folder(dataclasses.replace(run, evaluation=_NotFinite()), folder)
-    assert found["eval_figure_error"] is None
+    assert (summary["eval_return_mean"], summary["eval_figure_error"], summary["episodes"]) == (1.0, None, 1)
+    evaluated = dataclasses.replace(run, evaluation=_NoMean())
+    monkeypatch.setattr("murmurate.recipes.stored", lambda *_: evaluated)
+    capsys.readouterr()
+    assert main(["eval", str(folder)]) == 0
+    assert "nan" in capsys.readouterr().out, "what was evaluated is said, although it is not finite"
+    assert main(["eval", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (found["eval_return_mean"], found["episodes"]) == (None, 1)
+
+
+def test_a_run_whose_main_figure_is_not_finite_says_so(tmp_path: Path) -> None:
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=1, simulators=2)
+    finish = train(dataclasses.replace(run, evaluation=_NoMean()), tmp_path / "run")
+    assert finish.sentence == "Its evaluation gave no finite figure."
 
 
 def test_it_has_the_first_gpu_if_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ from murmurate.strategies.hogwild import Hogwild
 from murmurate.training import checkpoint, coordinator, interrupts, session, summary
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
-from murmurate.training.run_folder import claim, locked, write_json
+from murmurate.training.resumed_settings import reached_end
+from murmurate.training.run_folder import claim, command_for, locked, write_json
 from murmurate.training.worker_context import FINAL, staging
 from short_runs import SHORT, altered, content, refused, train
 
@@ -124,7 +125,9 @@ def test_what_a_command_does_not_go_on_with_is_refused(
     (tmp_path / "theirs" / "checkpoints").mkdir()
     (tmp_path / "theirs" / "checkpoints" / "model.pt").touch()
     assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
-    assert (tmp_path / "theirs" / "file").exists(), "a folder of another program is not renamed"
+    (tmp_path / "theirs" / "file").unlink()
+    assert "holds no run" in refused(capsys, *words, "--out", tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "checkpoints" / "model.pt").exists(), "another program's is not renamed"
     for name in (["train"], ["simulate"], words):
         said = refused(capsys, name[0], "cartpole-a2c", *name[2:], "--out", tmp_path / ("a" * 300))
         assert "cannot be made: File name too long. Choose another folder with --out" in said
@@ -260,7 +263,7 @@ def test_a_run_of_torchrun_is_to_be_resumed_by_torchrun(tmp_path: Path) -> None:
     stored = json.loads((folder / "run.json").read_text())
     write_json(folder / "run.json", {**stored, "launcher": "torchrun"})
     assert checkpoint.kept_sentence(folder).endswith(f" is kept: torchrun ... -m murmurate resume {folder}")
-    assert checkpoint.command("eval", folder) == f"murmurate eval {folder}"
+    assert command_for("eval", folder) == f"murmurate eval {folder}"
 
 
 def test_a_resume_with_other_settings_keeps_the_commands_before_it(
@@ -297,11 +300,11 @@ def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.Captu
     before = content(folder)
     steps = json.loads((folder / "summary.json").read_text())["env_steps"]
     said = refused(capsys, "resume", folder, "--env-steps", steps)
-    assert said == f"{folder} has already made {steps} env steps; give more than that."
-    assert "has already made 3 updates; give more" in refused(capsys, "resume", folder, "--updates", 2)
+    assert said == f"{folder} is already at {steps} env steps; give more than that."
+    assert "is already at 3 updates; give more" in refused(capsys, "resume", folder, "--updates", 2)
     minutes = checkpoint.read_manifest(folder / "checkpoints" / "last")["seconds"] / 60
     said = refused(capsys, "resume", folder, "--minutes", minutes)
-    assert said == f"{folder} has already made {round(minutes, 3)} minutes; give more than that."
+    assert said == f"{folder} is already at {round(minutes, 3)} minutes; give more than that."
     assert content(folder) == before
     assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
 
@@ -315,8 +318,8 @@ def test_a_run_that_has_reached_its_end_is_left_alone(
     capsys.readouterr()
     assert main(["resume", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert f"{folder} holds a run that has finished: it has made 3 updates. To go on, give more" in said
-    assert "with --updates (in Python: updates)" in said
+    assert f"{folder} holds a run that has finished: it has reached its end of 3 updates. To go on" in said
+    assert "give more with --updates (in Python: updates)" in said
     assert content(folder) == before
     summary = json.loads((folder / "summary.json").read_text())
     assert murmurate.resume(folder, quiet=True).summary.items() <= summary.items()
@@ -324,6 +327,24 @@ def test_a_run_that_has_reached_its_end_is_left_alone(
     write_json(folder / "summary.json", {"exit": "finished", "eval_return_mean": None})
     assert main(["resume", str(folder)]) == 0
     assert json.loads((folder / "summary.json").read_text())["eval_return_mean"] is not None
+    before = content(folder)
+    capsys.readouterr()
+    assert main(["resume", str(folder), "--placement.threads", "2"]) == 0
+    assert "holds a run" not in capsys.readouterr().out, "with other settings it is evaluated anew"
+    assert json.loads((folder / "summary.json").read_text())["updates"] == 3
+    assert (folder / "run.json").read_bytes() != before["run.json"]
+
+
+def test_the_end_of_a_run_is_told_in_its_unit(tmp_path: Path) -> None:
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=4, simulators=2, eval_episodes=1)
+    newest = train(run, tmp_path / "run").folder / "checkpoints" / "last"
+    for end, goal, words in (("env_steps", 10, "10 env steps"), ("minutes", 0.0001, "0.0001 minutes")):
+        said = reached_end(altered(run, updates=None, **{end: goal}), newest)
+        option = end.replace("_", "-")
+        assert said == (
+            f"it has reached its end of {words}. To go on, give more with --{option} (in Python: {end})"
+        )
+        assert reached_end(altered(run, updates=None, **{end: 10**6}), newest) == ""
 
 
 def test_env_steps_of_a_replica_that_died_are_part_of_the_end_that_is_past(
@@ -339,7 +360,7 @@ def test_env_steps_of_a_replica_that_died_are_part_of_the_end_that_is_past(
     capsys.readouterr()
     steps = manifest["env_steps"]
     said = refused(capsys, "resume", folder, "--env-steps", steps - 1)
-    assert said == f"{folder} has already made {steps} env steps; give more than that."
+    assert said == f"{folder} is already at {steps} env steps; give more than that."
 
 
 @pytest.mark.parametrize("launcher", ["inline", "local"])

@@ -149,9 +149,12 @@ class Fails(VectorEnv):  # type: ignore[type-arg]
     single_observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
     single_action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, width: int = 3, ends: int = 2, **info: Any) -> None:
-        seen, over = np.zeros((2, width), np.float32), np.ones(ends, np.bool_)
-        self.result = seen, np.zeros(2), over, over, {"final_obs": seen, "final_info": info}
+    def __init__(
+        self, seen: tuple[int, ...] = (2, 3), ends: tuple[int, ...] = (2,), cuts: Any = None, **info: Any
+    ) -> None:
+        rows, over = np.zeros(seen, np.float32), np.ones(ends, np.bool_)
+        cut = over if cuts is None else np.zeros(cuts, np.bool_)
+        self.result = rows, np.zeros(2), over, cut, {"final_obs": rows, "final_info": info}
 
     def reset(self, **options: Any) -> Any:
         return np.zeros((2, 3), np.float32), {}
@@ -163,8 +166,12 @@ class Fails(VectorEnv):  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"width": 4}, r"ValueError in step: its observation has the shape \[4\], not \[3\]"),
-        ({"ends": 3}, "Error in step"),
+        ({"seen": (2, 4)}, r"ValueError in step: its observation has the shape \[4\], not \[3\]"),
+        ({"seen": (1, 3)}, "ValueError in step: it returned 1 observations of 2 environments"),
+        ({"seen": (3, 3)}, "ValueError in step: it returned 3 observations of 2 environments"),
+        ({"ends": (3,)}, r"ValueError in step: terminated has the shape \[3\], not \[2\]"),
+        ({"ends": ()}, r"ValueError in step: terminated has the shape \[\], not \[2\]"),
+        ({"cuts": (2, 1)}, r"ValueError in step: truncated has the shape \[2, 1\], not \[2\]"),
         ({"success": np.zeros((2, 2))}, "in step: success in its info is .* it must be one truth value"),
         ({"figures": {"joint torque": np.ones(2)}}, "in step: a figure in its info is called 'joint torque'"),
     ],
@@ -176,9 +183,13 @@ def test_what_a_step_returns_by_mistake_ends_the_run_with_its_cause(wrong: Any, 
         play(simulators, torch.zeros(2, dtype=torch.int64))
 
 
-def test_what_a_reset_returns_by_mistake_ends_the_run_with_its_cause() -> None:
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((2, 4), r"its observation has the shape \[4\]"), ((1, 3), "it returned 1 observations")],
+)
+def test_what_a_reset_returns_by_mistake_ends_the_run_with_its_cause(shape: Any, words: str) -> None:
     env = Fails()
     simulators = VectorSimulators("fails", lambda: env, 2, 0)
-    env.reset = lambda **options: (np.zeros((2, 4), np.float32), {})  # type: ignore[method-assign]
-    with pytest.raises(RunFailed, match=r"ValueError in reset: its observation has the shape \[4\]"):
+    env.reset = lambda **options: (np.zeros(shape, np.float32), {})  # type: ignore[method-assign]
+    with pytest.raises(RunFailed, match=f"ValueError in reset: {words}"):
         simulators.reset(0)

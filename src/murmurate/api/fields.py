@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from murmurate.api.aliases import hint
 from murmurate.errors import Refusal
-from murmurate.ranges import OutOfRange, check_number, in_words, is_valid, number_kinds, numbers_of
+from murmurate.ranges import (
+    OutOfRange,
+    check_number,
+    in_words,
+    is_valid,
+    number_kinds,
+    numbers_of,
+    plain_value,
+)
 from murmurate.training.data_record import places
 from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
@@ -94,7 +100,7 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
             f"{type(current).__name__}(...)."
         )
     kind = typing.get_type_hints(type(config))[field.name]
-    plain = _plain(value)
+    plain = plain_value(value)
     if isinstance(current, Path) and isinstance(plain, str):
         plain = Path(plain)
     if not is_valid(kind, plain):
@@ -113,20 +119,11 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
 def integer(name: str, value: Any, kind: Any) -> int | None:
     """The argument ``name`` as Python's own integer, or None. kind: its type and range. Raises Refusal for
     another value."""
-    plain: int | None = _plain(value)
+    plain: int | None = plain_value(value)
     if not is_valid(int | None, plain):
         raise Refusal(f"{name} is {value!r}; it must be int or None.")
     check_number(name, plain, number_kinds(kind))
     return plain
-
-
-def _plain(value: Any) -> Any:
-    """``value`` with NumPy numbers as Python's and lists as tuples."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_plain, value))
-    return value
 
 
 def _replaced(config: Any, changes: Mapping[str, Any], place: str) -> Any:

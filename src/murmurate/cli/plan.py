@@ -16,7 +16,7 @@ from murmurate.cli.help import Fields
 from murmurate.cli.options import given, number_argument, option
 from murmurate.cli.run_verbs import changed, recipe_run, report_end, train_fields
 from murmurate.cli.sweep import imported
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed, cause_of, quoted
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             "gym:CartPole-v1-a2c"
         )
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
-    run = changed(recipe_run(options), options, rest, f"murmurate train {options.recipe}")
+    run = changed(recipe_run(options), options, rest, f"murmurate train {quoted(options.recipe)}")
     run.validate()
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
     check_cycles(run, options.hosts, options.check)
@@ -98,12 +98,14 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         _say(assumed)
     candidates = search(run, profile, objective, options.hosts, _say)
     words = [_words(run, options.strategy, rest, each) for each in candidates]
-    rates = _measured_rates(candidates) if options.check else {}
+    rates, failed = _measured_rates(candidates) if options.check else ({}, set())
     if options.page is not None:
         from murmurate.mapping.page import write_page
 
         _say(f"the page is {write_page(options.page, run, profile, candidates, rates)}")
-    best = candidates[0]
+    if len(failed) == len(candidates):
+        raise RunFailed("Every configuration failed when it was run: the lines above say how.")
+    best = first = next(each for each in candidates if each.name not in failed)
     if rates:
         _say(_verdict(candidates, rates, run.unit))
         if objective == "throughput":
@@ -116,7 +118,9 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(rows))
     else:
         _show(run, candidates, machine(profile.cores, options.hosts), rates)
-        which = "the first" if best is candidates[0] else "the fastest that was run"
+        which = "the first" + " that did not fail" * (first is not candidates[0])
+        if best is not first:
+            which = "the fastest that was run"
         which += ", on each host" * (options.hosts > 1)
         print(f"Train with {which}: {command(run, best, words[candidates.index(best)], options.hosts)}")
         for sentence in advice(candidates, profile, options.hosts):
@@ -227,8 +231,12 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
         _keep(profile, path)
     if here and (objective != "time" or options.target is None):  # a target is measured below
         check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
-    if is_new:
-        _keep(profile, path)  # what is measured could not be kept otherwise
+    if is_new or (here and options.profile):  # before anything is measured, which could not be kept
+        try:
+            _keep(profile, path)
+        except OSError as error:
+            cause = cause_of(error)
+            raise Refusal(f"{path} cannot be written: {cause}. Name another file with --on.") from error
     if here:
         has_changed |= measure.add_variants(profile, run, _say, options.profile, lambda: _keep(profile, path))
         for exchanging_run in runs_with_exchange(run, cores):
@@ -246,8 +254,8 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     if not here:
         raise Refusal(
             f"{path} is of another machine, and does not say how fast {run.recipe} with these settings "
-            f"reaches {options.target:g}. Measure it there: murmurate plan {run.recipe} --profile --target "
-            f"{options.target:g} --on FILE."
+            f"reaches {options.target:g}. Measure it there: murmurate plan {quoted(run.recipe)} --profile "
+            f"--target {options.target:g} --on FILE."
         )
     costs.learning = learning.measure(run, options.target, _say)
     profile.renew()
@@ -255,25 +263,26 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     return profile
 
 
-def _measured_rates(candidates: Sequence[Candidate]) -> dict[str, float]:
+def _measured_rates(candidates: Sequence[Candidate]) -> tuple[dict[str, float], set[str]]:
     """Measured rates of the best few candidates, in the run's unit (env steps, say) per second, by name;
-    without those that failed."""
+    and the names of those that failed."""
     from murmurate.mapping.check import measured
     from murmurate.mapping.rounds import last_line
 
-    rates = {}
+    rates, failed = dict[str, float](), set[str]()
     for candidate in candidates[:_MOST_CHECKED]:
         try:
             rate = rates[candidate.name] = measured(candidate.run)
         except (Refusal, RunFailed) as failure:
             _say(f"{candidate.name}: not measured: {last_line(failure)}")
+            failed.add(candidate.name)
             continue
         predicted = candidate.prediction.env_steps_per_second
         _say(
             f"{candidate.name}: {rate:,.0f} {candidate.run.unit}/s, predicted {predicted:,.0f} "
             f"({predicted / rate:.2f} times as many)"
         )
-    return rates
+    return rates, failed
 
 
 def _fastest(candidates: Iterable[Candidate], rates: Mapping[str, float]) -> Candidate:

@@ -108,7 +108,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.api.fields import with_places
     from murmurate.evaluation.interface import reporting
     from murmurate.recipes import relocated, stored
-    from murmurate.training.evaluate import evaluate_folder
+    from murmurate.training.evaluate import evaluate_folder, without_nan
     from murmurate.worlds.own import replaced_by
 
     given = {name: vars(options)[f"world.{name}"] for name in (*WORLD_PLACES, "skip_bad")}
@@ -127,7 +127,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
             path=options.checkpoint,
         )
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(without_nan(figures)))
     else:
         print(run.evaluation.sentence(figures) or "There was nothing to evaluate on.")
         if figures["video"]:

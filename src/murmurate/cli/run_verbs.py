@@ -116,7 +116,7 @@ def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Field
     with replaced_by(None if options is None else options.env):
         run = recipe("cartpole-a2c") if options is None else stored(options.folder)
     note = "What a run has learned depends on its other fields, so they stay as they are."
-    folder = "DIR" if options is None else options.folder
+    folder = "DIR" if options is None else quoted(options.folder)
     movable = {field.name for field in dataclasses.fields(run) if field.metadata.get("movable")}
     return Fields(
         f"murmurate resume {folder} [--FIELD VALUE ...]",
@@ -293,7 +293,8 @@ def _launcher_is_local(folder: Path) -> bool:
 
 def report_end(finish: Any) -> int:
     """Print how a run ended; returns the exit code."""
-    from murmurate.training.checkpoint import command, kept_sentence
+    from murmurate.training.checkpoint import kept_sentence
+    from murmurate.training.run_folder import command_for
 
     summary, folder = finish.summary, finish.folder
     if summary is None:  # another rank reports it
@@ -324,5 +325,5 @@ def report_end(finish: Any) -> int:
         logs = f", and what its processes printed in {folder / 'logs'}" * (folder / "logs").exists()
         print(f"The run is in {folder}{logs}")
     else:
-        print(f"The run is in {folder} — next: {command(next_command, folder)}")
+        print(f"The run is in {folder} — next: {command_for(next_command, folder)}")
     return int(finish.code)

@@ -12,7 +12,7 @@ from murmurate.cli.options import change, given, number_argument, option
 from murmurate.cli.run_verbs import add_env, add_passes, changed, recipe_run, train_fields
 from murmurate.cli.search import search_space
 from murmurate.cli.sweep import check_jobs, crowding, forwarded, option_words
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, quoted
 from murmurate.ranges import PositiveFloat, PositiveInt
 
 # options of the study, and not of its trials
@@ -55,7 +55,7 @@ def _tune_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
     fields = train_fields(options, rest, "tune")
     if options is None or not options.recipe:
         return fields
-    space = search_space(recipe_run(options), options.search, f"murmurate tune {options.recipe}")
+    space = search_space(recipe_run(options), options.search, f"murmurate tune {quoted(options.recipe)}")
     searched = ", ".join(f"--search {dimension}" for dimension in space)
     return dataclasses.replace(fields, note=f"Searched, unless --search names others: {searched}")
 
@@ -66,7 +66,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
 
     is_grid = options.sampler == GRID
     options.pruner = options.pruner or ("none" if is_grid else "median")
-    run, command = recipe_run(options, rest), f"murmurate tune {options.recipe}"
+    run, command = recipe_run(options, rest), f"murmurate tune {quoted(options.recipe)}"
     check_installed(options.sampler, options.pruner)
     run = changed(run, options, rest, command)
     check_jobs(run, options.jobs)

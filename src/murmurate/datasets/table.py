@@ -253,7 +253,8 @@ def _rows(lines: Iterable[str], separator: str | None) -> Iterator[tuple[int, st
         first = first if row else number
         row += line
         if '"' in line:
-            is_open = row.count('"') % 2 == 1 and _ends_in_quotes(row, separator)
+            is_commented = _uncommented(row) != row  # a comment ends with its line
+            is_open = row.count('"') % 2 == 1 and not is_commented and _ends_in_quotes(row, separator)
         if not is_open:
             yield first, row
             row = ""

@@ -102,7 +102,7 @@ class SampleQuality(Evaluation):
         }
 
     def sentence(self, figures: Mapping[str, Any]) -> str:
-        if figures.get("frechet_distance") is None:
+        if figures.get("frechet_distance") is None or figures.get("class_score") is None:
             return ""
         test, accuracy = figures["frechet_distance_test"], figures["feature_net_accuracy"]
         of_test = "" if test is None else f" (test images: {test:.2f})"

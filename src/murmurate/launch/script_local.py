@@ -132,8 +132,8 @@ def _interrupt(settings: ScriptSettings, workers: WorkerProcesses) -> None:
             if end.how in (FAILED, REFUSED):  # perhaps while it saved
                 message = failure(settings.name_of(worker.rank), end)
                 print(f"murmurate: {message}", file=sys.stderr, flush=True)
-            elif worker.process.exitcode != -signal.SIGTERM:
-                settings.result_of(worker.rank, end)  # only to print how it died
+            elif end.how != FINISHED and worker.process.exitcode != -signal.SIGTERM:
+                settings.result_of(worker.rank, end)  # which prints how it died or stopped
             if end.how != FINISHED or settings.strategy.common_rounds:
                 workers.run_state.mark_dead(worker.rank)  # the others go on without it
 

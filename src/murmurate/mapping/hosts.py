@@ -93,9 +93,9 @@ def _batch_seconds(run: Run, cluster: Cluster) -> float:
     )
     with tempfile.TemporaryDirectory(prefix="murmurate-plan-") as folder:
         finish = simulate(simulated, cluster, Path(folder) / "run", quiet=True)
-    assert finish.summary is not None
     if finish.code > 128:
         signal.raise_signal(finish.code - 128)
+    assert finish.summary is not None
     if finish.code:
         raise RunFailed(finish.summary["exit"])
     rate: float = finish.summary["updates_per_virtual_second"] / run.learner.updates(1)

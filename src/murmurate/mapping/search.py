@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 import torch
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, quoted
 from murmurate.fabric.processes.memory_limits import available_bytes
 from murmurate.mapping.candidates import Candidate, candidates, changes
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
@@ -154,7 +154,7 @@ def _checked(
         known = ", ".join(sorted({name.rpartition(" ")[0] for name in profile.recipes})) or "nothing"
         raise Refusal(
             f"the profile holds the costs of {known}, and not of {run.recipe} with these settings. Measure "
-            f"them: murmurate plan {run.recipe} --profile."
+            f"them: murmurate plan {quoted(run.recipe)} --profile."
         )
     check_objective(run, profile, objective)
     learning = costs.learning
@@ -170,13 +170,13 @@ def check_objective(run: Run, profile: DeviceProfile, objective: Objective) -> N
     if objective == "time" and learning is None:
         raise Refusal(
             f"how fast {run.recipe} learns was not measured, so the time to a target is unknown. Measure it: "
-            f"murmurate plan {run.recipe} --profile --target RETURN; or use --objective throughput."
+            f"murmurate plan {quoted(run.recipe)} --profile --target RETURN; or use --objective throughput."
         )
     if objective == "time" and learning is not None and learning.of != learned_by(run):
         raise Refusal(
             f"how fast {run.recipe} learns was measured with other settings, or by an earlier version. "
-            f"Measure it with these: murmurate plan {run.recipe} --profile --target {learning.target:g}; or "
-            "use --objective throughput."
+            f"Measure it with these: murmurate plan {quoted(run.recipe)} --profile --target "
+            f"{learning.target:g}; or use --objective throughput."
         )
     if objective == "energy" and not on_cpu(run):
         raise Refusal(

@@ -181,8 +181,8 @@ def _note(shown: Sequence[RunGroup], references: Mapping[str, tuple[float, str]]
         seeds = Counter(seed for run in group.runs if (seed := run.run.get("seed")) is not None)
         if repeated := [str(seed) for seed, count in seeds.items() if count > 1]:
             sentences.append(
-                f"Several runs of {group.label} have the seed {', '.join(repeated)}: where nothing but the "
-                "seed makes runs differ they are the same run, counted more than once."
+                f"Several runs of {group.label} have the seed {', '.join(repeated)}. If such runs are "
+                "reproducible they are one run, counted more than once."
             )
     if references:
         sentences.append("A return is reached by the mean of the last 100 episodes of all replicas together.")

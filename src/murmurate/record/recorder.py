@@ -25,10 +25,15 @@ from murmurate.errors import DISK_FULL, RunFailed, cause_of
 # contain.
 LINE_START = b'{"time_seconds":'
 
-# what every record has, and what tells kinds of records apart
+# what every record has, what tells kinds of records apart, and what only some records of a run have
 _KEYS = frozenset(
-    ("time_seconds", "env_steps", "updates", "replica", "not_finite", "kind", "event", "message", "member")
-)
+    (
+        "time_seconds", "env_steps", "updates", "replica", "not_finite", "kind", "event", "message", "member",
+        "env_steps_per_second", "success_rate", "simulator_restarts", "skipped_images", "decoder_deaths",
+        "staleness_counts", "spans", "gossip_window", "disagreement", "distance_to_mean", "update_norm",
+        "gradient_cosine", "perplexity", "validation_loss", "loss",
+    )
+)  # fmt: skip
 
 
 class Recorder:
@@ -55,6 +60,7 @@ class Recorder:
         self._started_at = started_at - offset_seconds
         self._clock = clock
         self._latest: dict[str, Any] = {"env_steps": 0, "updates": 0}
+        self._taken = set(_KEYS)
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self.path, flags, 0o644)
@@ -71,8 +77,8 @@ class Recorder:
         self._latest = {"env_steps": env_steps, "updates": updates}
 
     def record(self, metrics: Mapping[str, Any], of_strategy: Mapping[str, Any] | None = None) -> None:
-        """Append one record of ``metrics`` and the strategy's own figures. One of these whose name the record
-        has already is called ``strategy_NAME``.
+        """Append one record of ``metrics`` and the strategy's own figures. One of these whose name another
+        field of the run's records has is called ``strategy_NAME``.
 
         Values are numbers, strings, None, tensors or arrays of any shape, or lists and dicts of these. A
         value that is not finite is written as null, with its key under ``not_finite``. ``env_steps`` and
@@ -84,8 +90,8 @@ class Recorder:
         for key in ("env_steps", "updates"):
             if metrics.get(key) is not None:
                 self._latest[key] = int(metrics[key])
-        taken = {*metrics, *_KEYS}
-        own = {f"strategy_{n}" if n in taken else n: figure for n, figure in (of_strategy or {}).items()}
+        self._taken.update(metrics)
+        own = {self._own_name(name): figure for name, figure in (of_strategy or {}).items()}
         fields = {"time_seconds": 0.0, **own, **metrics, **self._latest, "replica": self.replica}
         line = _encoded(fields | {"time_seconds": round(self.seconds, 6)})
         try:
@@ -94,6 +100,9 @@ class Recorder:
             raise _failure(self.path, error) from error
         if written != len(line):
             raise _failure(self.path, OSError(errno.ENOSPC, "a record was written only in part"))
+
+    def _own_name(self, name: str) -> str:
+        return f"strategy_{name}" if name in self._taken or name.startswith("figure_") else name
 
     def event(self, event: str, message: str, **fields: Any) -> None:
         """Append an event: a short name (``docs/metrics.md`` lists them) and a sentence for the user."""
@@ -110,7 +119,7 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
     not_finite: list[str] = []
     line: dict[str, Any] = {}
     for key, value in fields.items():
-        line[key], finite = _plain(value)
+        line[key], finite = plain_json(value)
         if not finite:
             not_finite.append(key)
     if not_finite:
@@ -118,7 +127,7 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _plain(value: Any) -> tuple[Any, bool]:
+def plain_json(value: Any) -> tuple[Any, bool]:
     """``value`` as JSON types, and whether all of it was finite."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().tolist()
@@ -127,10 +136,10 @@ def _plain(value: Any) -> tuple[Any, bool]:
     if isinstance(value, float) and not math.isfinite(value):
         return None, False
     if isinstance(value, (list, tuple)):
-        elements = [_plain(element) for element in value]
+        elements = [plain_json(element) for element in value]
         return [plain for plain, _ in elements], all(finite for _, finite in elements)
     if isinstance(value, Mapping):
-        fields = {str(key): _plain(field) for key, field in value.items()}
+        fields = {str(key): plain_json(field) for key, field in value.items()}
         return {key: plain for key, (plain, _) in fields.items()}, all(f for _, f in fields.values())
     return value, True
 

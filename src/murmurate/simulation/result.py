@@ -72,9 +72,10 @@ def summarize(
         fields["skipped"] = skipped[1]
     last_checkpoint = folder / "checkpoints" / "last"
     if exit_status == "finished" and checkpoint.damage(last_checkpoint) is None:
-        evaluation = without_nan(figures(run, last_checkpoint, alone=True))
+        evaluation = figures(run, last_checkpoint, alone=True)
         evaluation.pop("returns", None)
         fields |= evaluation
+    fields = without_nan(fields)
     write_json(folder / "summary.json", fields)
     return fields
 

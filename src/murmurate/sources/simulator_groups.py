@@ -72,7 +72,7 @@ def open_groups(
 
 class RestartMessages:
     """Chooses which messages about replaced simulators are told, so that an environment that keeps failing
-    does not fill the log: the first ten, then one whenever their number has doubled.
+    does not fill the log: the first ten, then the 16th, the 32nd, the 64th and so on.
 
     count: number of simulators that were replaced.
     """
@@ -91,8 +91,8 @@ class RestartMessages:
                 told.append(message)
             elif self._messages.bit_count() == 1:  # a power of two
                 told.append(
-                    f"{message}. Simulators were started again {self.count:,} times so far; "
-                    f"the next such line comes after {self._messages:,} more failures"
+                    f"{message}. {self.count:,} simulators have been started again so far; the next line "
+                    f"like this is message {2 * self._messages:,}"
                 )
         return told
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from murmurate import plugins
 from murmurate.errors import Refusal, did_you_mean, unknown
-from murmurate.ranges import in_words, is_valid, numbers_of
+from murmurate.ranges import in_words, is_valid, numbers_of, plain_value
 from murmurate.strategies.interface import Strategy
 
 # names of the same algorithms elsewhere
@@ -78,13 +78,14 @@ def _from_mapping(fields: dict[str, Any]) -> Strategy:
     kind: Any = strategy(name)
     known = [field.name for field in dataclasses.fields(kind) if field.init]
     hints, numbers = typing.get_type_hints(kind), numbers_of(kind)
-    for field, given in fields.items():
+    for field, value in fields.items():
         if field not in known:
             all_fields = ", ".join(known) or "none"
             raise Refusal(
                 f"the strategy '{name}' has no field '{field}'.{did_you_mean(str(field), known)} It has: "
                 f"{all_fields}."
             )
+        given = fields[field] = plain_value(value)
         has_range = field in numbers and isinstance(given, Real)  # which the strategy checks itself
         if not has_range and not is_valid(hints[field], given):
             wanted = in_words(hints[field])

@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from murmurate.errors import DISK_FULL, Refusal, RunFailed, quoted
-from murmurate.record.stored import FORMAT, UNSOUND, read_object, replacing, seal, sync
+from murmurate.errors import DISK_FULL, Refusal, RunFailed
+from murmurate.record.stored import FORMAT, replacing, seal, sync
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
+from murmurate.training.run_folder import command_for, stored_text
 
 __all__ = ["lacks", "parts", "read_manifest"]
 _READS = 3  # of a checkpoint that a run replaces meanwhile
@@ -341,25 +342,11 @@ def kept_sentence(folder: Path, resumable: bool = True) -> str:
     for name in ("last", "previous"):
         with contextlib.suppress(Refusal):
             steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
-            unit = _of_run(folder, "unit", "env steps")
-            return f"The checkpoint at {steps:,} {unit} is kept: " + command(
+            unit = stored_text(folder, "unit", "env steps")
+            return f"The checkpoint at {steps:,} {unit} is kept: " + command_for(
                 "resume" if resumable else "eval", folder
             )
     return "No checkpoint had been saved, so nothing that was learned is kept."
-
-
-def command(verb: str, folder: Path) -> str:
-    """The command of this verb for a run folder. A run that torchrun started is resumed by torchrun."""
-    is_ranks = verb == "resume" and _of_run(folder, "launcher", "") == "torchrun"
-    return f"{'torchrun ... -m ' if is_ranks else ''}murmurate {verb} {quoted(folder)}"
-
-
-def _of_run(folder: Path, name: str, otherwise: str) -> str:
-    """A text in ``run.json``: the unit of its ``env_steps`` (documents, for example), or its launcher."""
-    try:
-        return str(read_object(folder / "run.json")[name])
-    except (OSError, *UNSOUND):  # it is damaged, or of a version that had no such text
-        return otherwise
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

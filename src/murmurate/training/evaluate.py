@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.evaluation.interface import EvalContext
+from murmurate.record.recorder import plain_json
 from murmurate.record.stored import replacing
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
@@ -74,8 +74,8 @@ def figures(
 
 
 def without_nan(results: dict[str, Any]) -> dict[str, Any]:
-    """``figures`` for JSON, which has no NaN and no infinity: these become None."""
-    return dict(json.loads(json.dumps(results), parse_constant=lambda word: None))
+    """``results`` for JSON, which has no arrays, no NaN and no infinity: the last two become None."""
+    return {name: plain_json(value)[0] for name, value in results.items()}
 
 
 def _place(run: Run, alone: bool) -> tuple[torch.device, int]:
@@ -146,7 +146,7 @@ def evaluate_folder(
     return {
         "recipe": run.recipe,
         "checkpoint": checkpoint_folder.name,
-        **without_nan(result),
+        **result,
         "video": str(target) if video else None,
     }
 

@@ -98,14 +98,22 @@ def load_chosen(
             "test data must not choose it, as they would then be biased. Use the last checkpoint instead: "
             "leave out --best (in Python: best)."
         )
-    problem = checkpoint.undisturbed(chosen, lambda each: checkpoint.damage(each, replays=False))
+    problem = _problem(chosen)
+    if problem is not None and take_best:  # a run that goes on may have moved it, or put it back, meanwhile
+        chosen = checkpoint.best(folder / "checkpoints")
+        problem = _problem(chosen)
     if problem is not None:
         option = "--checkpoint (in Python: checkpoint)" if path else "--best (in Python: best)"
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out {option}.")
     holder = run_folder(chosen.resolve())
     if (holder / "run.json").exists() and not holder.samefile(folder):
-        warnings.warn(f"{chosen} is a checkpoint of the run in {holder}, and not of {folder}", stacklevel=2)
+        asked = folder.resolve()
+        warnings.warn(f"{chosen} is a checkpoint of the run in {holder}, and not of {asked}", stacklevel=2)
     return chosen, load(chosen)
+
+
+def _problem(chosen: Path) -> str | None:
+    return checkpoint.undisturbed(chosen, lambda each: checkpoint.damage(each, replays=False))
 
 
 def consensus(folder: Path, replicas: int) -> dict[str, dict[str, Tensor]]:

@@ -49,7 +49,7 @@ def refuse_past_ends(run: Run, stored: Run, folder: Path, newest: Path) -> None:
         is_lowered = goal is not None and (stored_goal is None or goal < stored_goal)
         if is_lowered and goal <= number:
             unit = run.unit if name == "env_steps" else name
-            raise Refusal(f"{folder} has already made {round(number, 3):,} {unit}; give more than that.")
+            raise Refusal(f"{folder} is already at {round(number, 3):,} {unit}; give more than that.")
 
 
 def reached_end(run: Run, newest: Path) -> str:
@@ -59,7 +59,8 @@ def reached_end(run: Run, newest: Path) -> str:
         if goal is not None and number >= goal:
             unit = run.unit if name == "env_steps" else name
             option = name.replace("_", "-")
-            return f"it has made {goal:,} {unit}. To go on, give more with --{option} (in Python: {name})"
+            more = f"To go on, give more with --{option} (in Python: {name})"
+            return f"it has reached its end of {goal:,} {unit}. {more}"
     return ""
 
 

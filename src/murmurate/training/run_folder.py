@@ -329,6 +329,20 @@ def _names(like: Any) -> Iterator[str]:
             yield option_name(field)
 
 
+def command_for(verb: str, folder: Path) -> str:
+    """The command of this verb for a run folder. A run that torchrun started is resumed by torchrun."""
+    is_ranks = verb == "resume" and stored_text(folder, "launcher", "") == "torchrun"
+    return f"{'torchrun ... -m ' if is_ranks else ''}murmurate {verb} {quoted(folder)}"
+
+
+def stored_text(folder: Path, name: str, otherwise: str) -> str:
+    """A text in ``run.json``: the unit of its ``env_steps`` (documents, for example), or its launcher."""
+    try:
+        return str(read_object(folder / "run.json")[name])
+    except (OSError, *UNSOUND):  # it is damaged, or of a version that had no such text
+        return otherwise
+
+
 def set_aside(folder: Path) -> Path:
     """Rename ``folder``, which an interrupted run left, if it exists; returns its new name."""
     if not folder.exists():

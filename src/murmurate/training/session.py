@@ -71,7 +71,10 @@ class Finish:
             return ""
         learned = self.code != FINISHED or self.summary["updates"]
         advice = "" if learned else " It ended before the first update: make the run longer."
-        return self.run.evaluation.sentence(self.summary) + advice
+        said, headline = self.run.evaluation.sentence(self.summary), self.run.evaluation.headline
+        if not said and self.code == FINISHED and headline is not None and headline.metric in self.summary:
+            said = "Its evaluation gave no finite figure."
+        return said + advice
 
 
 @signals_restored()
@@ -123,8 +126,12 @@ def _end_of_finished(folder: Path, run: Run, read: Callable[[Path], Run]) -> Fin
     summary = _finished_summary(folder)
     if summary is None or read(folder) != run:
         return None
+    return _end_told(f"{folder} holds this run, which has finished", summary, folder, run)
+
+
+def _end_told(told: str, summary: dict[str, Any], folder: Path, run: Run) -> Finish:
     if not current_watch().quiet:
-        print(f"{folder} holds this run, which has finished")
+        print(told)
     return Finish(FINISHED, summary, folder, run)
 
 
@@ -141,7 +148,7 @@ def _make_room(folder: Path) -> None:
     """Rename ``folder``, if it holds a run that saved nothing. Raises Refusal if that run goes on."""
     if not os.path.isdir(folder / "checkpoints"):
         return
-    if not any(folder.glob("run.json*")) and os.listdir(folder) != ["checkpoints"]:
+    if not any(folder.glob("run.json*")) and [path.name for path in folder.rglob("*")] != ["checkpoints"]:
         return  # it holds something else
     with locked(folder):
         pass
@@ -279,9 +286,7 @@ def _end_of_reached(run: Run, folder: Path, newest: Path) -> Finish | None:
         return None
     if not (end := reached_end(run, newest)):
         return None
-    if not current_watch().quiet:
-        print(f"{folder} holds a run that has finished: {end}")
-    return Finish(FINISHED, summary, folder, run)
+    return _end_told(f"{folder} holds a run that has finished: {end}", summary, folder, run)
 
 
 def _check_fits(run: Run, folder: Path, candidate: Path) -> None:

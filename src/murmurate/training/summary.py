@@ -79,7 +79,7 @@ def summarize(
     if (skipped := run.world.skipped()) is not None:
         facts["skipped"] = skipped[1]
     lost_bytes = _lost_bytes(folder) if run.replicas > 1 else 0
-    facts |= _from_checkpoint(run, last, best, evaluated, lost_bytes)
+    facts = without_nan(facts | _from_checkpoint(run, last, best, evaluated, lost_bytes))
     write_json(folder / "summary.json", facts)
     return facts
 
@@ -106,7 +106,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
     of_replicas = [state for rank, state in zip(ranks, states, strict=True) if rank < run.replicas]
-    evaluation = without_nan(figures(run, last, best=best, alone=True)) if evaluated else {}
+    evaluation = figures(run, last, best=best, alone=True) if evaluated else {}
     evaluation.pop("returns", None)  # the return of each game, which only murmurate eval prints
     return {
         **empty,

@@ -103,8 +103,8 @@ class VectorSimulators:
 
     def _step(self) -> TimeStep:
         raw, reward, terminated, truncated, info = self._env.step(self._action)
-        reward, terminated = self._rewards(reward), np.array(terminated, np.bool_)
-        truncated = np.array(truncated, np.bool_) & ~terminated
+        reward, terminated = self._rewards(reward), self._ends("terminated", terminated)
+        truncated = self._ends("truncated", truncated) & ~terminated
         observation = self._converted(raw)
         self._counter.tick(reward)
         over = terminated | truncated
@@ -169,6 +169,8 @@ class VectorSimulators:
     def _converted(self, raw: Any) -> npt.NDArray[Any]:
         """The environment's observations as [B, *spec.observation_shape], in a new array."""
         rows = [self._observations.convert(row) for row in iterate(self._batch_space, raw)]
+        if len(rows) != self.size:
+            raise ValueError(f"it returned {len(rows)} observations of {self.size} environments")
         return self._checked_finite(np.stack(rows).astype(self._observations.dtype))
 
     def _rewards(self, rewards: Any) -> npt.NDArray[np.float64]:
@@ -179,6 +181,12 @@ class VectorSimulators:
                 f"{self.size} numbers. Mend the environment."
             )
         return array.astype(np.float64)
+
+    def _ends(self, name: str, values: Any) -> npt.NDArray[np.bool_]:
+        array = np.array(values, np.bool_)
+        if array.shape != (self.size,):
+            raise ValueError(f"{name} has the shape {list(array.shape)}, not [{self.size}]")
+        return array
 
     def _checked_finite(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if rows.dtype != np.uint8 and not np.isfinite(rows).all():
