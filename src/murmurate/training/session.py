@@ -73,7 +73,7 @@ class Finish:
         advice = "" if learned else " It ended before the first update: make the run longer."
         said, headline = self.run.evaluation.sentence(self.summary), self.run.evaluation.headline
         if not said and self.code == FINISHED and headline is not None and headline.metric in self.summary:
-            said = "Its evaluation gave no finite figure."
+            said = "Its evaluation gave no finite figure, or there was nothing to evaluate on."
         return said + advice
 
 
