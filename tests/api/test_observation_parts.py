@@ -155,18 +155,19 @@ def test_actors_and_served_and_vector_environments_keep_to_the_mask(
     assert not any(record.get("simulator_restarts") for record in records)
 
 
-def test_ppo_learns_which_legal_action_is_best(tmp_path: Path) -> None:
-    result = murmurate.train(
-        env=Keys,
+def trained_by_ppo(env: Any, agent: dict[str, Any], env_steps: int, out: Path) -> murmurate.Result:
+    return murmurate.train(
+        env=env,
         algorithm="ppo",
-        agent={"steps": 32, "minibatches": 4, "learning_rate": 3e-3},
-        env_steps=12_000,
-        out=tmp_path / "run",
-        launcher="inline",
-        simulators=8,
-        eval_episodes=50,
-        quiet=True,
+        agent={"steps": 32, "minibatches": 4, **agent},
+        env_steps=env_steps,
+        out=out,
+        **SHORT | {"simulators": 8, "eval_episodes": 50},
     )
+
+
+def test_ppo_learns_which_legal_action_is_best(tmp_path: Path) -> None:
+    result = trained_by_ppo(Keys, {"learning_rate": 3e-3}, 12_000, tmp_path / "run")
     assert result.summary["eval_return_mean"] > 7.5  # of 8; legal keys at random give 8 / 3
     model = murmurate.load(result.folder)
     fits = np.array([1, 0, 1, 0, 1, 0], np.int8)
@@ -208,22 +209,15 @@ class Lamp(gymnasium.Env[Any, Any]):
 
 
 def test_an_image_beside_a_number_is_learned_from_and_exported(tmp_path: Path) -> None:
-    result = murmurate.train(
-        env=Lamp,
-        algorithm="ppo",
-        agent={
-            "steps": 32,
-            "minibatches": 4,
+    result = trained_by_ppo(
+        Lamp,
+        {
             "epochs": 4,
             "learning_rate": 1e-3,
             "hidden": 32,
         },
-        env_steps=16_000,
-        out=tmp_path / "run",
-        launcher="inline",
-        simulators=8,
-        eval_episodes=50,
-        quiet=True,
+        16_000,
+        tmp_path / "run",
     )
     assert result.summary["eval_return_mean"] > 7.5  # of 8; either part alone gives 4
     model = murmurate.load(result.folder)

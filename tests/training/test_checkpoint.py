@@ -521,13 +521,19 @@ def test_the_newest_is_taken_also_if_it_is_replaced_while_it_is_checked(tmp_path
         assert _mark(checkpoint.newest(tmp_path, fits)) == 3
 
 
-def test_the_best_is_sound_also_if_it_is_replaced_while_it_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "checkpoints"
+def _with_a_best(run_folder: Path) -> Path:
+    """The folder of the checkpoints, of which one, marked 1, is the last and the best."""
+    folder = run_folder / "checkpoints"
     folder.mkdir()
     checkpoint.commit(folder, _save(folder, 1), _about(1))
     checkpoint.keep_as_best(folder)
+    return folder
+
+
+def test_the_best_is_sound_also_if_it_is_replaced_while_it_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _with_a_best(tmp_path)
     checkpoint.commit(folder, _save(folder, 2), _about(2))
     read, replaced = checkpoint.digest, []
 
@@ -546,10 +552,7 @@ def test_the_best_is_sound_also_if_it_is_replaced_while_it_is_checked(
 def test_the_best_is_found_also_if_it_has_its_name_again_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    checkpoint.commit(folder, _save(folder, 1), _about(1))
-    checkpoint.keep_as_best(folder)
+    folder = _with_a_best(tmp_path)
     (folder / "best").rename(folder / ".old-best")  # as while a run replaces it
     found = checkpoint.best
 

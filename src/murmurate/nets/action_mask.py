@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec
@@ -12,16 +15,17 @@ PART = "action_mask"  # key of the observation
 LOWEST = -1e8  # of an illegal action: finite, so that a probability of 0 times it is 0
 
 
-class ActionMask(nn.Module):
+@dataclass(frozen=True)
+class ActionMask:
     """Gives illegal actions the logit or value ``LOWEST``.
 
     start, stop: place of the mask in an observation; an action is legal where its number there is above 0.
     sizes: numbers of values of an action's parts, side by side. Where no value of a part is legal, all are.
     """
 
-    def __init__(self, start: int, stop: int, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.start, self.stop, self.sizes = start, stop, sizes
+    start: int
+    stop: int
+    sizes: tuple[int, ...]
 
     def legal(self, observation: Tensor) -> Tensor:
         """Observations [..., D], as the environment gives them, to bool [..., A]."""
@@ -42,11 +46,12 @@ class ActionMask(nn.Module):
     def _split(self, values: Tensor) -> tuple[Tensor, ...]:
         return torch.split(values, list(self.sizes), -1)
 
-    def forward(self, values: Tensor, observation: Tensor) -> Tensor:
+    def __call__(self, values: Tensor, observation: Tensor) -> Tensor:
         """Logits or values [..., A] for observations [..., D]: ``LOWEST`` where an action is illegal."""
         return values.masked_fill(~self.legal(observation), LOWEST)
 
 
+@functools.cache
 def action_mask(spec: EnvSpec) -> ActionMask | None:
     """The mask of a world's discrete actions; None if its observations have no part ``action_mask``.
 
