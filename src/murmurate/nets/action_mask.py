@@ -51,6 +51,12 @@ class ActionMask:
         return values.masked_fill(~self.legal(observation), LOWEST)
 
 
+def masked(values: Tensor, observation: Tensor, mask: ActionMask | None) -> Tensor:
+    """Logits or values [..., A] in float32, by ``mask`` where a world has one."""
+    values = values.float()
+    return values if mask is None else mask(values, observation)
+
+
 @functools.cache
 def action_mask(spec: EnvSpec) -> ActionMask | None:
     """The mask of a world's discrete actions; None if its observations have no part ``action_mask``.

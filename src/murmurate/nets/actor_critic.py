@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from murmurate.nets.action_mask import ActionMask, action_mask
+from murmurate.nets.action_mask import ActionMask, action_mask, masked
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.precision import first_dtype
@@ -153,8 +153,8 @@ class ActorCritic(nn.Module):
         return self._policy(features, observation), value.squeeze(-1).float()
 
     def _policy(self, features: Tensor, observation: Tensor) -> Tensor:
-        policy: Tensor = self.policy_head(features.to(first_dtype(self.policy_head))).float()
-        return policy if self.mask is None else self.mask(policy, observation)
+        policy: Tensor = self.policy_head(features.to(first_dtype(self.policy_head)))
+        return masked(policy, observation, self.mask)
 
 
 def actor_critic(

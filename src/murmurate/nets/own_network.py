@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate import plugins
-from murmurate.nets.action_mask import ActionMask, action_mask
+from murmurate.nets.action_mask import ActionMask, action_mask, masked
 from murmurate.nets.actor_critic import ActorCritic, actor_critic
 from murmurate.nets.moments import observation_normalizer
 from murmurate.nets.q_network import QNetwork, q_network
@@ -56,7 +56,7 @@ class OwnActorCritic(nn.Module):
         if self.recurrent:
             raise ValueError("this net is recurrent: call unroll with its memory, not forward")
         policy, value = self.network(self._normalised(observation))
-        return self._masked(policy, observation), value.reshape(policy.shape[0]).float()
+        return masked(policy, observation, self.mask), value.reshape(policy.shape[0]).float()
 
     def unroll(
         self, observation: Tensor, memory: Tensor | None, first: Tensor
@@ -75,13 +75,9 @@ class OwnActorCritic(nn.Module):
         for seen, begins in zip(observation.unbind(0), first.unbind(0), strict=True):
             memory = torch.where(begins[:, None], initial, memory)
             policy, value, memory = self.network(self._normalised(seen), memory)
-            policies.append(self._masked(policy, seen))
+            policies.append(masked(policy, seen, self.mask))
             values.append(value.reshape(batch).float())
         return torch.stack(policies), torch.stack(values), memory.float()
-
-    def _masked(self, policy: Tensor, observation: Tensor) -> Tensor:
-        masked: Tensor = policy.float()
-        return masked if self.mask is None else self.mask(masked, observation)
 
     def _normalised(self, observation: Tensor) -> Tensor:
         return observation if self.normalizer is None else self.normalizer(observation)
@@ -103,8 +99,7 @@ class OwnQNetwork(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] to Q(s, .) [B, A]."""
         seen = observation if self.normalizer is None else self.normalizer(observation)
-        values: Tensor = self.network(seen).float()
-        return values if self.mask is None else self.mask(values, observation)
+        return masked(self.network(seen), observation, self.mask)
 
 
 PolicyValueNet = ActorCritic | OwnActorCritic

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from murmurate.nets.action_mask import ActionMask, action_mask
+from murmurate.nets.action_mask import ActionMask, action_mask, masked
 from murmurate.nets.conv import ConvTorso
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.moments import observation_normalizer
@@ -53,8 +53,7 @@ class QNetwork(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, ...], raw or after ``preprocess``, to Q(s, .) [B, A]."""
         features = self.torso(observation if self.normalizer is None else self.normalizer(observation))
-        values: Tensor = self.head(features.to(first_dtype(self.head))).float()
-        return values if self.mask is None else self.mask(values, observation)
+        return masked(self.head(features.to(first_dtype(self.head))), observation, self.mask)
 
 
 def q_network(

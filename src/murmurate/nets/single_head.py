@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from murmurate.nets.action_mask import ActionMask, action_mask
+from murmurate.nets.action_mask import ActionMask, action_mask, masked
 from murmurate.nets.actor_critic import policy_head
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
@@ -32,8 +32,7 @@ class SingleHead(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         seen = observation if self.normalizer is None else self.normalizer(observation)
-        out: Tensor = self.head(self.torso(seen)).float()
-        return out if self.mask is None else self.mask(out, observation)
+        return masked(self.head(self.torso(seen)), observation, self.mask)
 
 
 def policy_net(
