@@ -14,7 +14,7 @@ from murmurate.bench.actor_learners import METHODS, ActorLearnersPlan
 from murmurate.cli.options import change
 from murmurate.recipes import recipe
 from murmurate.record.runs import open_run
-from murmurate.training.run_folder import write_json
+from murmurate.record.stored import write_json
 from short_runs import train
 
 PLAN = ActorLearnersPlan(world="cartpole", env_steps=1_000, seeds=2, simulators=8, eval_episodes=1)

@@ -455,7 +455,7 @@ def test_a_disk_that_is_full_while_replays_are_set_aside_leaves_the_checkpoint(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "seal", full)
+        patch.setattr("murmurate.record.stored.seal", full)
         with pytest.raises(OSError, match="No space"):
             checkpoint.newest(tmp_path)
     with pytest.warns(UserWarning, match="with empty replays"):

@@ -16,6 +16,7 @@ from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import recipe
+from murmurate.record.stored import write_json
 from murmurate.replica.state_dict import state_of
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -24,7 +25,6 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.checkpoint import read_manifest
 from murmurate.training.restore import consensus, initial_values, run_folder, warn_of_other_classes
 from murmurate.training.run import Run
-from murmurate.training.run_folder import write_json
 from short_runs import SHORT, refused, resume, train
 
 _STRATEGIES = ["gala", "push-sum", "elastic", "synchronous-elastic", "parameter-server", "dpsgd", "hogwild"]

@@ -15,7 +15,7 @@ import pytest
 from murmurate.cli.options import change
 from murmurate.errors import Refusal, RunFailed
 from murmurate.recipes import recipe
-from murmurate.record.stored import read_object, replacing, seal
+from murmurate.record.stored import read_object, replacing, seal, write_json
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
 from murmurate.training.run_folder import (
@@ -24,7 +24,6 @@ from murmurate.training.run_folder import (
     read_run,
     restored_if_refused,
     unclaim,
-    write_json,
     write_roles,
     write_run,
 )

@@ -24,6 +24,7 @@ from murmurate.launch.inline import Inline
 from murmurate.recipes import recipe, stored
 from murmurate.record.reader import read_metrics
 from murmurate.record.runs import open_run
+from murmurate.record.stored import write_json
 from murmurate.replica.vector import Replica
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.strategies.gala import GALA
@@ -32,7 +33,7 @@ from murmurate.training import checkpoint, coordinator, interrupts, session, sum
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
 from murmurate.training.resumed_settings import reached_end
-from murmurate.training.run_folder import claim, command_for, locked, write_json
+from murmurate.training.run_folder import claim, command_for, locked
 from murmurate.training.worker_context import FINAL, staging
 from short_runs import SHORT, altered, content, refused, train
 
@@ -356,7 +357,7 @@ def test_env_steps_of_a_replica_that_died_are_part_of_the_end_that_is_past(
     last = folder / "checkpoints" / "last"
     manifest = checkpoint.read_manifest(last)
     del manifest["parts"]["replica-1.safetensors"]
-    checkpoint._write_json(last / "state.json", {**manifest, "living": [0], "dead": [1]})
+    checkpoint.write_json(last / "state.json", {**manifest, "living": [0], "dead": [1]})
     capsys.readouterr()
     steps = manifest["env_steps"]
     said = refused(capsys, "resume", folder, "--env-steps", steps - 1)

@@ -22,9 +22,8 @@ from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.errors import Refusal, RunFailed
 from murmurate.recipes import recipe
-from murmurate.record.stored import read_object
+from murmurate.record.stored import read_object, write_json
 from murmurate.training.run import Run
-from murmurate.training.run_folder import write_json
 from murmurate.tuning import run_process
 from murmurate.tuning import study as study_module
 from murmurate.tuning.objective import Objective, Progress, check_objective, read_objective

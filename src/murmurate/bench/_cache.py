@@ -14,9 +14,9 @@ from typing import Any
 from murmurate.bench._commands import run_murmurate
 from murmurate.bench._result import Log
 from murmurate.record.runs import RecordedRun, open_run
-from murmurate.record.stored import read_object
+from murmurate.record.stored import read_object, write_json
 from murmurate.training.host import hardware, versions
-from murmurate.training.run_folder import set_aside, write_json
+from murmurate.training.run_folder import set_aside
 
 
 def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:

@@ -23,9 +23,9 @@ from murmurate.bench._racer import temporary_folder
 from murmurate.bench._result import Log, format_number
 from murmurate.errors import RunFailed
 from murmurate.record.report import report
-from murmurate.record.stored import read_object
+from murmurate.record.stored import read_object, write_json
 from murmurate.training import checkpoint
-from murmurate.training.run_folder import set_aside, write_json
+from murmurate.training.run_folder import set_aside
 
 Summary = dict[str, Any]  # ``summary.json`` of a run at one of its ends
 

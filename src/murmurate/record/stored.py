@@ -89,6 +89,12 @@ def seal(value: dict[str, Any], name: str) -> dict[str, Any]:
     return {**plain, CHECKSUM: _checksum(plain, name)}
 
 
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write ``value``, with its checksum, atomically: a reader sees the old file or the new one."""
+    with replacing(path, synced=True) as fresh:
+        fresh.write_text(json.dumps(seal(value, path.name), indent=1) + "\n")
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, without its checksum. Raises OSError, and ValueError with the cause for a
     file that is not as this package wrote it."""

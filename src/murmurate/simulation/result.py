@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from murmurate.record.stored import write_json
 from murmurate.simulation.member import Centre, Costs
 from murmurate.simulation.monitor import Monitor, disagreement
 from murmurate.training import checkpoint
 from murmurate.training.evaluate import figures, without_nan
 from murmurate.training.run import Run
-from murmurate.training.run_folder import write_json
 
 
 def summarize(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from murmurate.errors import DISK_FULL, Refusal, RunFailed
-from murmurate.record.stored import FORMAT, replacing, seal, sync
+from murmurate.record.stored import FORMAT, sync, write_json
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
@@ -128,7 +127,7 @@ def complete(staging: Path, manifest_fields: dict[str, Any]) -> None:
         is_linked = part.name in listed and (last / part.name).exists() and part.samefile(last / part.name)
         digests[part.name] = listed[part.name] if is_linked else digest(part)
     manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **manifest_fields}
-    _write_json(staging / MANIFEST_NAME, manifest)
+    write_json(staging / MANIFEST_NAME, manifest)
 
 
 def _listed(checkpoint: Path) -> dict[str, str]:
@@ -154,7 +153,7 @@ def keep_as_best(folder: Path, source: Path | None = None, **manifest_fields: An
                 shutil.copy2(file, fresh / file.name)
         manifest = read_manifest(fresh)
         kept_parts = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
-        _write_json(fresh / MANIFEST_NAME, {**manifest, "parts": kept_parts, **manifest_fields})
+        write_json(fresh / MANIFEST_NAME, {**manifest, "parts": kept_parts, **manifest_fields})
         for path in fresh.iterdir():
             sync(path)
         if best.exists():
@@ -243,7 +242,7 @@ def _unfit(checkpoint: Path, fits: Callable[[Path], object]) -> str | None:
 def _set_replays_aside(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint)
     kept_parts = {name: digest for name, digest in manifest["parts"].items() if not name.startswith("replay")}
-    _write_json(checkpoint / MANIFEST_NAME, {**manifest, "parts": kept_parts})
+    write_json(checkpoint / MANIFEST_NAME, {**manifest, "parts": kept_parts})
     for path in checkpoint.glob("replay*"):
         path.rename(path.with_name(f"damaged-{path.name}"))
 
@@ -347,8 +346,3 @@ def kept_sentence(folder: Path, resumable: bool = True) -> str:
                 "resume" if resumable else "eval", folder
             )
     return "No checkpoint had been saved, so nothing that was learned is kept."
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with replacing(path, synced=True) as fresh:
-        fresh.write_text(json.dumps(seal(value, path.name), indent=1))

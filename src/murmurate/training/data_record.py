@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal
-from murmurate.record.stored import UNSOUND, read_object
+from murmurate.record.stored import UNSOUND, read_object, write_json
 from murmurate.spec import World
-from murmurate.training.run_folder import write_json
 
 _FILE = "source.json"
 

@@ -24,7 +24,15 @@ from murmurate import plugins
 from murmurate.errors import Refusal, cause_of, did_you_mean, quoted, refuse_not_utf8
 from murmurate.ranges import is_valid
 from murmurate.record.reader import read_metrics
-from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, replacing, seal
+from murmurate.record.stored import (
+    FORMAT,
+    UNSOUND,
+    Changed,
+    read_object,
+    refuse_foreign,
+    replacing,
+    write_json,
+)
 from murmurate.strategies import strategies
 from murmurate.training.command import commands
 from murmurate.training.host import hardware, versions
@@ -348,12 +356,6 @@ def set_aside(folder: Path) -> Path:
     if not folder.exists():
         return folder
     return folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write ``value``, with its checksum, atomically: a reader sees the old file or the new one."""
-    with replacing(path, synced=True) as fresh:
-        fresh.write_text(json.dumps(seal(value, path.name), indent=1) + "\n")
 
 
 @contextmanager

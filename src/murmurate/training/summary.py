@@ -14,13 +14,13 @@ import torch
 
 from murmurate.record.reader import read_metrics
 from murmurate.record.runs import ascending
+from murmurate.record.stored import write_json
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import read_fingerprint
 from murmurate.training.divergence import relative_spread
 from murmurate.training.evaluate import figures, without_nan
 from murmurate.training.run import Run
-from murmurate.training.run_folder import write_json
 
 
 def disagreement(states: Sequence[dict[str, Any]]) -> float | None:

@@ -15,10 +15,10 @@ from typing import Any
 
 from murmurate.errors import Refusal, cause_of, refuse_not_utf8
 from murmurate.recipes import recipe
-from murmurate.record.stored import UNSOUND, read_object
+from murmurate.record.stored import UNSOUND, read_object, write_json
 from murmurate.training import checkpoint, own_files
 from murmurate.training.run import Run
-from murmurate.training.run_folder import locked, plain, write_json
+from murmurate.training.run_folder import locked, plain
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _POLL_SECONDS = 0.1
