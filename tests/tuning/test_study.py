@@ -475,6 +475,17 @@ def test_what_training_records_on_validation_data_stands_for_the_objective(tmp_p
     assert progress.poll() == [(5, 40.0)]
 
 
+@pytest.mark.parametrize("name", ["success_rate", "figure_energy"])
+def test_what_training_episodes_say_stands_for_what_the_games_of_evaluations_do(
+    name: str, tmp_path: Path
+) -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), env_steps=1000)
+    progress = Progress(read_objective(f"eval_{name}:min", run), run, tmp_path)
+    line = {"time_seconds": 1.0, "env_steps": 500, "updates": 1, name: 0.5, "replica": 0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
+    assert progress.poll() == [(5, 0.5)]
+
+
 def test_passes_are_refused_where_env_steps_are_searched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,8 +86,12 @@ def check_objective(objective: Objective, run: Run) -> None:
 
 def _recorded(name: str, run: Run) -> str:
     """The field of ``metrics.jsonl`` that stands for a figure of ``summary.json`` while a run trains."""
+    if name in _RETURNS:
+        return "return_mean"
+    if name == "eval_success_rate" or name.startswith("eval_figure_"):
+        return name.removeprefix("eval_")  # of training episodes
     of_validation = {figure: metric for metric, figure in run.evaluation.validation.items()}
-    return "return_mean" if name in _RETURNS else of_validation.get(name, name)
+    return of_validation.get(name, name)
 
 
 class Progress:
