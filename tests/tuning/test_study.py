@@ -27,6 +27,7 @@ from murmurate.training.run import Run
 from murmurate.tuning import run_process
 from murmurate.tuning import study as study_module
 from murmurate.tuning.objective import Objective, Progress, check_objective, read_objective
+from murmurate.tuning.page import _importances
 from murmurate.tuning.space import Dimension
 from murmurate.tuning.study import Study
 from murmurate.tuning.trials import SAMPLERS, Trials
@@ -252,6 +253,20 @@ def test_the_page_says_that_importances_need_two_fields(made) -> None:
     study, *_ = made(_rising, page=True, trials=1, pruner="none", space=SPACE[:1])
     assert study.tune() == 0
     assert "Importances need two fields and 10 finished trials" in (study.folder / "report.html").read_text()
+
+
+def test_the_page_says_that_importances_leave_out_pruned_trials(tmp_path: Path) -> None:
+    trials = Trials(tmp_path, SPACE, "maximize", "random", "none", seed=0)
+    for value in range(11):
+        held = trials.next(11)
+        assert held is not None
+        if value < 10:
+            trials.completed(held, value)
+        else:
+            trials.pruned(held)
+    text = _importances(trials.study, trials.all()[:10], SPACE).text
+    assert "among the best 30% of the finished trials and among all finished ones" in text
+    assert "Pruned trials are left out" in text
 
 
 def test_a_study_goes_on_to_more_trials_and_refuses_another_space(made, tmp_path: Path) -> None:

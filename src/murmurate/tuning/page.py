@@ -90,7 +90,9 @@ def _history(trials: Sequence[Any], objective: Objective) -> Section:
 
 
 def _importances(study: Any, finished: Sequence[Any], space: Sequence[Dimension]) -> Section:
-    """The importance of each field for the better trials (PED-ANOVA, Watanabe et al. 2023)."""
+    """The importance of each field for the better trials (PED-ANOVA, Watanabe et al. 2023).
+
+    Optuna's evaluators take finished trials alone."""
     from optuna import importance
 
     title = "What mattered"
@@ -105,7 +107,8 @@ def _importances(study: Any, finished: Sequence[Any], space: Sequence[Dimension]
         return Section(title, "The finished trials do not tell the fields apart.")
     text = (
         "Importance of each field: how differently its values are distributed among the best 30% of the "
-        "trials and among all (PED-ANOVA, Watanabe et al. 2023), as shares. With few trials these are noisy."
+        "finished trials and among all finished ones (PED-ANOVA, Watanabe et al. 2023), as shares. With few "
+        "trials these are noisy. Pruned trials are left out, as they have no value at the end of the budget."
     )
     draw = drawings.bars(list(shares.items()))
     return Section(
