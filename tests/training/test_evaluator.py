@@ -143,6 +143,14 @@ def test_figures_of_test_data_are_recorded_and_choose_nothing(tmp_path: Path) ->
     assert "Log-likelihood of the test rows while it learned" in (tmp_path / "page.html").read_text()
 
 
+def test_a_confusion_matrix_is_in_no_record(tmp_path: Path) -> None:
+    """It has up to 10,000 numbers, and the one of the run's end is in its summary."""
+    found = {"accuracy": 0.5, "class_recall": [1, 0], "confusion": [[1, 0], [1, 0]]}
+    record = Evaluated(Snapshot(tmp_path, 100, 10, 1.0), 2.0, found).record("", "100 images")
+    assert record["class_recall"] == [1, 0]
+    assert "confusion" not in record
+
+
 def test_after_a_resume_a_worse_snapshot_does_not_replace_the_best(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(a_run(updates=31), folder)

@@ -57,10 +57,11 @@ class Evaluated:
     failure: str = ""
 
     def record(self, sentence: str, at: str) -> dict[str, Any]:
-        """The record for ``metrics.jsonl``. sentence: about the figures. at: the snapshot's env steps."""
+        """The record for ``metrics.jsonl``, without the matrix ``confusion``: it may have 10,000 numbers, and
+        nothing draws it. sentence: about the figures. at: the snapshot's env steps."""
         return {
             "kind": "evaluation",
-            **self.figures,
+            **{name: figure for name, figure in self.figures.items() if name != "confusion"},
             "env_steps": self.snapshot.env_steps,
             "updates": self.snapshot.updates,
             "snapshot_seconds": self.snapshot.seconds,
