@@ -70,6 +70,8 @@ BAD = {
     ),
     "too many": (b"# two\n1,2\n3,4,5\n", r"line 3: the number of values is 3, and of columns 2\."),
     "not text": (b"\xff\xfe\x00\x01\n", "no table of numbers"),
+    "an open quote": (b'a,b\n1,2\n3,"4\n5,6\n', r"line 3: a quote in it is not closed\. Close it"),
+    "a long open quote": (b'1,2\n"3,4\n' + b"5,6\n" * 40_000, "line 2: a quote in it is not closed"),
 }
 
 
@@ -116,6 +118,7 @@ def test_some_columns_by_name_or_number(tmp_path):
         ("a,b\n1,2\n3,2\n", ("b",), "Column 'b' is the same"),
         ("a,b\nfirst,1,2\nsecond,3,4\n", ("b",), "header has 2 names, and its first row 3 values"),  # as R
         ("a,b\n1,2\n\t\n3,x\n", ("b",), "line 4: column 'b' is 'x'"),
+        ('a,b\n1,x\n2,"y\n3,z\n4,z\n', ("a",), "line 3: a quote in it is not closed"),  # hides two rows
     ],
 )
 def test_columns_that_cannot_be_taken(text, columns, message, tmp_path):
@@ -141,6 +144,11 @@ def test_a_row_of_another_length_is_refused_where_some_columns_are_taken(row, tm
 def test_a_quote_in_a_comment_opens_no_value(text, tmp_path):
     (tmp_path / "a.csv").write_text(text)
     np.testing.assert_array_equal(read_table(tmp_path / "a.csv", ("a", "b")).values, [[1, 2], [4, 5], [7, 8]])
+
+
+def test_texts_of_any_length_may_be_in_other_columns(tmp_path):
+    (tmp_path / "a.csv").write_text('a,b\n1,"' + 50_000 * "so, " + '"\n2,short\n')
+    np.testing.assert_array_equal(read_table(tmp_path / "a.csv", ("a",)).values, [[1], [2]])
 
 
 def test_a_vector_has_one_column(tmp_path):

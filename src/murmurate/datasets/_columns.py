@@ -72,7 +72,7 @@ def _text(record: Record, column: str, line: int, errors: RecordErrors) -> str:
 def _csv(path: Path, wanted: tuple[str | None, ...], errors: RecordErrors) -> Iterator[tuple[int, Record]]:
     """(number of the row's last line, values by column) of each row below the header; no values where the row
     has an error. Raises Refusal where several columns have a name that is wanted, or all have the same."""
-    with Lines(path, errors) as lines, _long_fields():
+    with Lines(path, errors) as lines, long_fields():
         header = lines.line() or b""
         try:
             text = header.decode()
@@ -162,7 +162,7 @@ def _decoded(line: bytes, number: int, errors: RecordErrors) -> str | None:
 
 
 @contextmanager
-def _long_fields() -> Iterator[None]:
+def long_fields() -> Iterator[None]:
     """Raise the limit of Python's CSV reader, 131,072 characters a field, which texts exceed."""
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:

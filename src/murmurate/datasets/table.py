@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
+from murmurate.datasets._columns import long_fields
 from murmurate.datasets._lines import TolerantGzip
 from murmurate.datasets._record_errors import not_utf8, quoted
 from murmurate.errors import Refusal, cause_of
@@ -116,6 +117,7 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> Table:
     return table
 
 
+@long_fields()
 def _read(path: Path, columns: Sequence[str]) -> NDArray[Any]:
     if path.suffix == ".npy":
         return _as_columns(np.load(path, mmap_mode="r", allow_pickle=False), columns)
@@ -246,8 +248,9 @@ def _uncommented(line: str) -> str:
     return line if end is None else '"'.join([*pieces[:end], pieces[end].partition("#")[0]])
 
 
-def _rows(lines: Iterable[str], separator: str | None) -> Iterator[tuple[int, str]]:
-    """(number of its first line, from 1; text) of each row: a quoted value may have several lines."""
+def _rows(lines: Iterable[str], path: Path, separator: str | None) -> Iterator[tuple[int, str]]:
+    """(number of its first line, from 1; text) of each row: a quoted value may have several lines. Raises
+    Refusal for a quote that is open at the end, in which rows would be lost."""
     row, first, is_open = "", 1, False
     for number, line in enumerate(lines, 1):
         first = first if row else number
@@ -259,7 +262,7 @@ def _rows(lines: Iterable[str], separator: str | None) -> Iterator[tuple[int, st
             yield first, row
             row = ""
     if row:
-        yield first, row
+        raise Refusal(f"{path}, line {first}: a quote in it is not closed. Close it, or leave it out.")
 
 
 def _ends_in_quotes(row: str, separator: str | None) -> bool:
@@ -272,7 +275,7 @@ def _ends_in_quotes(row: str, separator: str | None) -> bool:
 
 def _counted(lines: Iterable[str], path: Path, layout: _Layout) -> Iterator[str]:
     """``lines``. Raises Refusal for a row of another number of values than the first one."""
-    for number, row in _rows(lines, layout.separator):
+    for number, row in _rows(lines, path, layout.separator):
         if number > layout.skipped and row.count(layout.separator or " ") != layout.columns - 1:
             count = len(_cells(row, layout.separator))
             if count not in (0, layout.columns):
@@ -292,7 +295,7 @@ def _first_fault(path: Path, layout: _Layout, chosen: list[int], near: int) -> s
     """
     fault, columns, rows = "", 0, 0
     with _text(path) as lines:
-        for number, line in _rows(lines, layout.separator):
+        for number, line in _rows(lines, path, layout.separator):
             if number <= layout.skipped or not line.partition("#")[0].strip(" \r\n"):
                 continue
             rows += 1
