@@ -111,6 +111,26 @@ def test_some_columns_by_name_or_number(tmp_path):
         read_table(tmp_path / "d.csv", ("x",))
 
 
+@pytest.mark.parametrize("columns", [("2024", "2023"), ("2025",)])
+def test_a_header_of_numbers_is_one_if_its_names_are_the_columns(columns, tmp_path):
+    (tmp_path / "a.csv").write_text("2023,2024,2025\n1,2,3\n3,4,5\n")
+    values = np.array([[1, 2, 3], [3, 4, 5]])[:, [int(column) - 2023 for column in columns]]
+    np.testing.assert_array_equal(read_table(tmp_path / "a.csv", columns).values, values)
+
+
+def test_a_row_of_numbers_is_no_header_though_numbers_of_columns_are_in_it(tmp_path):
+    (tmp_path / "a.csv").write_text("3,1,5\n0,2,2\n4,5,6\n")
+    np.testing.assert_array_equal(read_table(tmp_path / "a.csv", ("1",)).values, [[1], [2], [5]])
+    with pytest.raises(Refusal, match="no column '3'"):  # of three, counted from 1
+        read_table(tmp_path / "a.csv", ("2", "3"))
+
+
+def test_a_first_row_that_counts_is_warned_of(tmp_path):
+    (tmp_path / "a.csv").write_text("0,1,2\n3,4,6\n")  # as pandas writes an array
+    with pytest.warns(UserWarning, match=r"a\.csv: its first row counts from 0 to 2, .*, delete that line"):
+        assert len(read_table(tmp_path / "a.csv")) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "message"),
     [

@@ -91,9 +91,10 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> Table:
     not).
 
     Text has one row on each line, with commas, semicolons, tabs or spaces between numbers, which may be
-    quoted, and optionally a first line with the names of the columns. columns: the columns to take, in this
-    order, by their names or numbers (from 0); others may hold anything. Raises Refusal that names the line or
-    row with an error, or a column that is not there.
+    quoted, and optionally a first line with the names of the columns; one of numbers alone, such as years, is
+    a row unless ``columns`` are names in it. columns: the columns to take, in this order, by their names or
+    numbers (from 0); others may hold anything. Warns of a first row such as 0,1,2. Raises Refusal that names
+    the line or row with an error, or a column that is not there.
     """
     refuse_special(path)
     try:
@@ -126,7 +127,7 @@ def _read(path: Path, columns: Sequence[str]) -> NDArray[Any]:
         if len(arrays) != 1:
             raise Refusal(f"it holds {list(arrays)}; a table's file holds one array.")
         return _as_columns(next(iter(arrays.values())), columns)
-    layout = _layout(path, {column for column in columns if not _is_number(column)})
+    layout = _layout(path, set(columns))
     if columns and layout.names and layout.columns not in (0, len(layout.names)):
         raise Refusal(
             f"its header has {len(layout.names)} names, and its first row {layout.columns} values, so it is "
@@ -202,8 +203,8 @@ class _Layout(NamedTuple):
     columns: int = 0
 
 
-def _layout(path: Path, named: set[str]) -> _Layout:
-    """named: names of columns: a first line with one of them is a header, whatever else is in it."""
+def _layout(path: Path, wanted: set[str]) -> _Layout:
+    """wanted: names or numbers of columns. Warns of a first row that may be a header."""
     header = _Layout(None, 0, [])
     header_line = ""
     with _text(path) as lines:
@@ -214,7 +215,8 @@ def _layout(path: Path, named: set[str]) -> _Layout:
             cells = _cells(line, separator)
             if not cells:
                 continue
-            if not header_line and any(map(_is_number, cells)) and named.isdisjoint(cells):
+            if not header_line and any(map(_is_number, cells)) and not _names_columns(cells, wanted):
+                _warn_of_counting(path, cells)
                 return _Layout(separator, number, [], len(cells))
             if header_line:
                 # a # that is a part of a name was taken for the beginning of a comment
@@ -224,6 +226,26 @@ def _layout(path: Path, named: set[str]) -> _Layout:
             header_line = line
             header = _Layout(separator, number + 1, _names(line.partition("#")[0], separator))
     return header
+
+
+def _names_columns(cells: list[str], wanted: set[str]) -> bool:
+    """Whether a first line with numbers in it is a header: one of the ``wanted`` columns is in it that is no
+    number; or all are, and one is no number of a column."""
+    found = wanted.intersection(cells)
+    if not all(map(_is_number, found)):
+        return True
+    return found == wanted and not found <= {str(k) for k in range(len(cells))}
+
+
+def _warn_of_counting(path: Path, cells: list[str]) -> None:
+    """Warn of a first row that counts up, as 0,1,2 does: pandas writes such a header, others years."""
+    first = int(cells[0]) if cells[0].isdecimal() else 0
+    if len(cells) > 2 and cells == [str(first + k) for k in range(len(cells))]:
+        warnings.warn(
+            f"{path}: its first row counts from {cells[0]} to {cells[-1]}, and is read as numbers. If these "
+            "are names of columns, delete that line.",
+            stacklevel=2,
+        )
 
 
 def _names(line: str, separator: str | None) -> list[str]:
