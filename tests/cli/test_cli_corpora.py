@@ -128,7 +128,7 @@ def test_words_of_an_older_tokeniser_are_told_from_another_corpus(tmp_path, caps
     del known["tokeniser"]
     (folder / "source.json").write_text(json.dumps(seal(known | {"digest": "another"}, "source.json")))
     capsys.readouterr()
-    assert "is split into other words" in refused(capsys, "resume", folder, "--env-steps", 500)
+    assert "earlier version split them in another" in refused(capsys, "resume", folder, "--env-steps", 500)
 
 
 def test_a_vocabulary_that_is_not_where_it_was_is_named(tmp_path, capsys, monkeypatch):

@@ -53,7 +53,8 @@ def counts(corpus) -> list[dict[str, int]]:
 
 def test_prose_of_markdown():
     words = " ".join(prose(PAGE).split())
-    assert words == "A Heading Some inline linked words and a picture. Nextline. left right cell other"
+    assert words == "A Heading Some inline linked words and a picture. Next line. left right cell other"
+    assert prose("a<br/>b<BR />c<br class='wide'>d<wbr>e<b>f</b>") == "a b c def"
     assert prose("---\nno front matter, a rule above") == "no front matter, a rule above"
     assert prose("---\n---\nthe first\n\n---\nthe second") == "the first\nthe second"
     assert prose("---\n\nbetween rules\n\n---\n\nthe rest") == "between rules\nthe rest"

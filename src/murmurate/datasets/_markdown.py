@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+_LINE_BREAK = re.compile(r"<br[\s/>]", re.IGNORECASE)
 # a line of --- before a blank line is a rule
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?![ \t]*\n)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
@@ -34,7 +35,11 @@ def _inline(tokens: Iterable[Token]) -> Iterator[str]:
     for token in tokens:
         if token.type in ("text", "code_inline"):
             yield token.content
-        elif token.type in ("softbreak", "hardbreak"):
+        elif token.type in ("softbreak", "hardbreak") or _is_line_break(token):
             yield " "
         elif token.type == "image":
             yield from _inline(token.children or [])
+
+
+def _is_line_break(token: Token) -> bool:
+    return token.type == "html_inline" and _LINE_BREAK.match(token.content) is not None

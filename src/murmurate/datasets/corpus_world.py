@@ -179,8 +179,9 @@ class CorpusWorld(World):
             return
         if now["tokeniser"] != then["tokeniser"] and self.is_text:
             raise Refusal(
-                f"{self.path} is split into other words than in the run: the tokeniser now treats "
-                "combining marks as part of a word. Fit anew with --out."
+                f"{self.path} has other words than in the run: an earlier version split them in another way "
+                "(combining marks were no part of a word, a <br> in Markdown joined two), or the files have "
+                "changed. Restore the files, or fit anew with --out."
             )
         if now["vocabulary"] is None and then["vocabulary"] is not None:
             raise Refusal(

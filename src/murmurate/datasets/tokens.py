@@ -41,7 +41,9 @@ while who whoever whole whom whose why will with within without won would wouldn
 yourselves
 """
 DocumentFrequency = NonNegativeInt | UnitInterval  # a number of documents, or a share of them
-VERSION = 2  # of the tokeniser; version 1 did not treat combining marks on letters as part of words
+# of the tokeniser: 1 did not treat combining marks on letters as part of words; until 3 a <br> in Markdown
+# joined the words beside it
+VERSION = 3
 STOP_WORDS = frozenset(_STOP_TEXT.split())
 PAIR = "_"  # joins the two words of a pair; no word contains it
 _LETTER = r"[^\W\d_]"
