@@ -163,9 +163,10 @@ def preflight(run: Run, launcher: Launcher) -> Learner:
             "--strategy gala."
         )
     planned = planned_bytes(run)
-    refuse_too_small(run, planned or 0)
+    if planned is not None:
+        refuse_too_small(run, planned)
     learner = build_once(run)
-    if planned is None:
+    if planned is None:  # perhaps as the learner cannot be built, of which ``build_once`` says why
         refuse_too_small(run, bytes_of(learner))
     return learner
 
