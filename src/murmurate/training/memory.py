@@ -49,7 +49,7 @@ def refuse_too_small(run: Run, vector_bytes: int) -> None:
 
 
 def _source_options(run: Run) -> str:
-    """": --actors 2": the options of this run on which the memory of its sources depends, with values."""
+    """The options of this run on which the memory of its sources depends, with values, after a colon."""
     options = []
     for option, path in _SOURCE_OPTIONS.items():
         with contextlib.suppress(AttributeError):  # other sources or learners have it
