@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import resource
 import runpy
 import shutil
@@ -341,6 +342,26 @@ def test_a_recurrent_agent_remembers_until_it_is_reset(trained: MakeModel) -> No
         model.reset([True, False])
     model.reset()
     assert model.act(observations[0, 0]) in (0, 1)
+
+
+def test_a_pickled_model_goes_on_as_it_is_and_reads_no_folder(trained: MakeModel, tmp_path: Path) -> None:
+    trained_model = trained("cartpole-ppo", **RECURRENT)
+    shutil.copytree(trained_model.folder, folder := tmp_path / "run")
+    model = murmurate.load(folder)
+    with torch.no_grad():
+        for values in model.module.parameters():
+            values += 0.1
+    observations = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0)) * 3
+    model.act(observations[0], greedy=False)
+    before = pickle.dumps(model)
+    shutil.rmtree(folder)
+    other = pickle.loads(before)
+    assert (other.spec, other.run, other.folder) == (model.spec, model.run, model.folder)
+    for observation in observations[1:]:
+        np.testing.assert_array_equal(
+            other.act(observation, greedy=False), model.act(observation, greedy=False)
+        )
+    torch.testing.assert_close(other._memory, model._memory, rtol=0, atol=0)
 
 
 def test_the_newest_of_stacked_images_alone_is_enough(trained: MakeModel) -> None:

@@ -182,6 +182,22 @@ class Pictures(gymnasium.Env):
 
     def step(self, action):
         return np.zeros((24, 24, 3), np.float32), 0.0, True, False, {}
+
+class Beside(gymnasium.Wrapper):
+
+    def __init__(self):
+        super().__init__(Pictures())
+        left, right = self.observation_space, gymnasium.spaces.Box(0, 255, (24, 24, 3), np.uint8)
+        self.observation_space = gymnasium.spaces.Dict({
+            "eyes": gymnasium.spaces.Dict({"left": left, "right": right}),
+            "map": gymnasium.spaces.Box(0, 1, (24, 24), np.float32),
+        })
+
+    def reset(self, **options):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, True, False, {}
 """
 
 
@@ -190,10 +206,23 @@ def test_images_that_an_mlp_would_read_are_warned_of(
 ) -> None:
     (file := tmp_path / "their_pictures.py").write_text(PICTURES)
     command = ["train", "--env", f"{file}:Pictures", "--algorithm", "a2c", "--updates", "2", "--dry-run"]
-    with pytest.warns(UserWarning, match=r"the shape \[24, 24, 3\], and an MLP reads them as one vector"):
+    with pytest.warns(UserWarning, match=r"the shape \[24, 24, 3\], and an MLP reads it as one vector"):
         assert main(command) == 0
     assert main([*command, "--agent.torso", "mlp"]) == 0  # chosen, so nobody is warned
     assert not [warning for warning in recwarn if "an MLP reads" in str(warning.message)]
+    capsys.readouterr()
+
+
+def test_images_in_a_dict_that_are_read_as_numbers_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "their_pictures.py").write_text(PICTURES)
+    command = ["train", "--env", f"{file}:Beside", "--algorithm", "a2c", "--updates", "2", "--dry-run"]
+    words = r"the part 'eyes.left' of an observation of env:.* has the shape \[24, 24, 3\], and an MLP reads"
+    with pytest.warns(UserWarning, match="an MLP reads") as warned:
+        assert main(command) == 0
+    (message,) = [str(each.message) for each in warned if "an MLP reads" in str(each.message)]
+    assert re.match(words, message)
     capsys.readouterr()
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +22,7 @@ from murmurate.replay.priorities import Prioritized
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.segments import Segmented
 from murmurate.spec import EnvSpec
+from murmurate.worlds.own import world_of
 from short_runs import altered, preflight
 
 PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
@@ -59,6 +63,30 @@ CARTPOLE = EnvSpec("cartpole", (4,), torch.float32, actions=2)
 def test_what_makes_no_sense_is_refused(options: str, words: str) -> None:
     with pytest.raises(Refusal, match=words):
         preflight(change(recipe("cartpole-dqn"), options.split(), "murmurate train cartpole-dqn"))
+
+
+def test_too_little_memory_is_told_by_the_options_that_the_run_has() -> None:
+    run = change(recipe("pendulum-mbpo"), ["--capacity", "1000000000000"], "murmurate train pendulum-mbpo")
+    words = "--simulators 1, --capacity 1000000000000, --rollouts.starts 100000, --agent.policy.batch 256"
+    with pytest.raises(Refusal, match=rf"of it: {words}\) needs .*of memory"):
+        preflight(run)
+
+
+class Pictured(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "camera": gymnasium.spaces.Box(0, 255, (84, 84, 3), np.uint8),
+            "goal": gymnasium.spaces.Box(-1, 1, (2,), np.float32),
+        }
+    )
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+
+def test_what_the_agent_cannot_read_is_refused_before_its_memory_is_counted() -> None:
+    run = dataclasses.replace(recipe("pendulum-mbpo"), world=world_of(Pictured))
+    far = dataclasses.replace(run.source, capacity=10**12)
+    with pytest.raises(Refusal, match=r"reads vectors, and the observations of .* hold the image 'camera'"):
+        preflight(dataclasses.replace(run, source=far))
 
 
 def test_files_that_the_disk_has_no_room_for_are_refused(

@@ -372,6 +372,32 @@ def test_a_reset_without_its_info_is_told_what_to_return(given: Any, kind: str) 
         simulators.reset(0)
 
 
+def test_a_reset_that_fails_is_of_the_episode_that_it_begins() -> None:
+    env = Told(lambda: (np.zeros(2, np.float32), 1.0))
+    simulators = GymSimulators("told", lambda b: (env, 3), 1, 0)
+    simulators.reset(0)
+    env.reset = lambda **_: 1 / 0  # type: ignore[method-assign]
+    for _ in range(2):
+        simulators.send(torch.zeros(1, dtype=torch.int64))
+        simulators.receive()
+    simulators.send(torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(RunFailed, match=r"step 1 of its episode\) raised ZeroDivisionError in reset"):
+        simulators.receive()
+
+
+@pytest.mark.parametrize("name", ["observation", "reward"])
+def test_a_number_beyond_float32_is_not_called_infinite(name: str) -> None:
+    tells = {"observation": (np.array([0.0, -1e39]), 1.0), "reward": (np.zeros(2), -1e39)}
+    (message,) = stepped(lambda: tells[name]).restarts
+    assert f"gave -inf as its {name} (infinite, or beyond float32's 3.4e+38) and is started again" in message
+    (message,) = stepped(lambda: (np.zeros(2), np.nan)).restarts
+    assert "gave nan as its reward and is started again" in message
+
+
+def make_far() -> Told:
+    return Told(lambda: (np.array([0.0, 1e39]), 1.0))
+
+
 class Unclosed(Told):
     """It closes a window that it has not opened."""
 
@@ -440,6 +466,13 @@ def test_a_served_environment_that_exits_is_replaced_alone(monkeypatch: pytest.M
     first, second = slot.messages
     assert "is started again after SystemExit: 3" in first
     assert "is started again after ConnectionError: not up yet (test_failing_environments.py:" in second
+
+
+def test_a_served_environment_names_numbers_beyond_float32_too() -> None:
+    slot, _ = served_slot("make_far")
+    slot.begin(0)
+    slot.step(0)
+    assert "it gave inf as its observation (infinite, or beyond float32's 3.4e+38)" in slot.messages[0]
 
 
 def test_a_slow_start_is_not_taken_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -420,6 +421,48 @@ def test_a_resumed_run_finds_a_moved_module_from_any_folder(
     assert main([*words, "--launcher", "inline", "--out", "run"]) == 0
     assert main(["resume", "run", "--env", "own_envs:make_env", "--env-steps", "600"]) == 0
     assert json.loads(Path("run/run.json").read_text())["world"]["folder"] == str(place)
+
+
+@pytest.fixture
+def twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Two folders with files of the same names. ``twin_env`` imports ``twin_limit``, whose numbers differ."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for limit, folder in enumerate(folders, 3):
+        folder.mkdir()
+        (folder / "twin_limit.py").write_text(f"LIMIT = {limit}\n")
+        (folder / "twin_env.py").write_text(
+            "import gymnasium\nimport twin_limit\n\n"
+            "def make():\n    return gymnasium.make('CartPole-v1', max_episode_steps=twin_limit.LIMIT)\n"
+        )
+        (folder / "twin_whole.py").write_text(
+            "import gymnasium\n\n"
+            f"def make():\n    return gymnasium.make('CartPole-v1', max_episode_steps={limit})\n"
+        )
+    yield folders
+    for name in [name for name in sys.modules if "twin_" in name]:
+        del sys.modules[name]
+
+
+def test_a_module_of_the_same_name_in_another_folder_is_no_substitute(twins: list[Path]) -> None:
+    one, two = (OwnWorld("twin_whole:make", folder=str(folder)) for folder in twins)
+    assert one.formats()
+    with pytest.raises(Refusal, match=r"two/twin_whole.py, and .* imported .*one/twin_whole.py"):
+        two.formats()
+    shutil.copy(twins[0] / "twin_whole.py", twins[1] / "twin_whole.py")
+    assert two.formats()  # of a copy nothing differs
+
+
+def test_a_file_is_not_given_the_neighbour_of_another_file(twins: list[Path]) -> None:
+    _own_env.find_callable(f"{twins[0]}/twin_env.py:make", "", "first")
+    with pytest.raises(Refusal, match=r"second needs .*two/twin_limit.py, and .*one/twin_limit.py"):
+        _own_env.find_callable(f"{twins[1]}/twin_env.py:make", "", "second")
+
+
+def test_files_of_the_same_name_are_two_modules(twins: list[Path]) -> None:
+    targets = [f"{folder}/twin_whole.py:make" for folder in twins]
+    made = [_own_env.find_callable(target, "", "theirs")[0] for target in targets]
+    assert [_own_env.target_of(function)[0] for function in made] == targets
 
 
 def test_only_an_environment_of_ones_own_can_have_moved(

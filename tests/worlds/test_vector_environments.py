@@ -99,7 +99,7 @@ def test_a_function_that_takes_their_number() -> None:
     drawn = world.open(1, training=False, picture=True)
     drawn.reset(0)
     assert drawn.picture().shape == (400, 600, 3)
-    with pytest.raises(Refusal, match=r"max_episode_steps.*several at once"):
+    with pytest.raises(Refusal, match=r"--world.max-episode-steps \(world=.*several at once"):
         type(world)(world.target, max_episode_steps=3).open(2, training=True)  # type: ignore[attr-defined, call-arg]
 
 

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from murmurate.api.export import Exported, check_path, description, export_program, export_weights
-from murmurate.api.fields import integer
+from murmurate.api.fields import in_float32, integer
 from murmurate.api.observations import array_of, documents_of, mask_of, pair_hint, without_tensors
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
 from murmurate.ranges import Seed
-from murmurate.replica.state_dict import tensors_of
+from murmurate.replica.state_dict import tensors_of, write_values
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec, derive_generator
 from murmurate.training.data_record import read_fingerprint
 from murmurate.training.evaluate import figures
@@ -54,6 +56,15 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         return f"<TrainedModel {self.run.recipe} of {self._checkpoint}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has the present parameters, and remembers the past that this model does. Only what is asked
+        of its run or data (``evaluate``, ``classes``, ``vocabulary``) reads the folder."""
+        replicas = self._learner.replicas.items()
+        values = {name: {key: x.clone() for key, x in tensors_of(each).items()} for name, each in replicas}
+        clocks = {name: each.clock for name, each in replicas}
+        state = {key: getattr(self, key) for key in ("spec", "_generator", "_memory", "_stack", "_first")}
+        return _rebuilt, (self.run, self.folder, self._checkpoint, self.spec, values, clocks), state
 
     @cached_property
     def spec(self) -> EnvSpec:
@@ -361,3 +372,19 @@ class TrainedModel:
         for name, replica in self._learner.replicas.items():
             tensors |= {f"{name}.{key}": values for key, values in tensors_of(replica).items()}
         return tensors
+
+
+def _rebuilt(
+    run: Run,
+    folder: Path,
+    checkpoint_folder: Path,
+    spec: EnvSpec,
+    values: dict[str, dict[str, Tensor]],
+    clocks: dict[str, int],
+) -> TrainedModel:
+    """The model of a pickle. values, clocks: parameters and buffers, and the updates, by replica."""
+    learner = in_float32(run).learner.build(Context(spec, Replica, run.seed, torch.device("cpu")))
+    for name, replica in learner.replicas.items():
+        write_values(replica, values[name])
+        replica.clock = clocks[name]
+    return TrainedModel(run, folder, checkpoint_folder, learner)

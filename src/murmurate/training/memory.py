@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
+
 import torch
 
 from murmurate.errors import Refusal
@@ -15,14 +18,24 @@ from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, Learner
 from murmurate.training.run import Run
 
+# by option, where a run has its value
+_SOURCE_OPTIONS = {
+    "simulators": "source.simulators",
+    "capacity": "source.capacity",
+    "replay.capacity": "source.replay.capacity",
+    "rollouts.starts": "source.rollouts.starts",
+    "actors": "source.actors",
+    "agent.batch": "learner.batch",
+    "agent.policy.batch": "learner.policy.batch",
+}
+
 
 def refuse_too_small(run: Run, vector_bytes: int) -> None:
     """Raise Refusal if there is too little memory for the sources and for replicas with vectors of
     ``vector_bytes`` bytes."""
     source_bytes, all_bytes = run.source.memory_bytes(run), needed_bytes(run, vector_bytes)
     sources_note = (
-        f" (sources take {memory_text(run.replicas * source_bytes)} of it: --simulators, "
-        "--replay.capacity, --replay.folder, --actors, --agent.batch)"
+        f" (sources take {memory_text(run.replicas * source_bytes)} of it{_source_options(run)})"
         if source_bytes > 2**20
         else ""
     )
@@ -33,6 +46,16 @@ def refuse_too_small(run: Run, vector_bytes: int) -> None:
         (16 + 6 * (run.members - 1)) * vector_bytes + source_bytes,
         "smaller values of these options" if mostly_sources else FEWER_OR_SMALLER,
     )
+
+
+def _source_options(run: Run) -> str:
+    """The options of this run on which the memory of its sources depends, with values, after a colon."""
+    options = []
+    for option, path in _SOURCE_OPTIONS.items():
+        with contextlib.suppress(AttributeError):  # other sources or learners have it
+            options.append(f"--{option} {operator.attrgetter(path)(run)}")
+    on_disk = ", or --replay.folder FOLDER on a disk" if hasattr(run.source, "replay") else ""
+    return ": " + ", ".join(options) + on_disk if options else ""
 
 
 def needed_bytes(run: Run, vector_bytes: int) -> int:

@@ -9,12 +9,13 @@ import warnings
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
-from murmurate.nets.action_mask import action_mask
+from murmurate.nets.action_mask import PART, action_mask
 from murmurate.nets.actor_critic import GaussianHead
 from murmurate.nets.torso import AUTO, SMALLEST_SIDE
 from murmurate.replicator.learner import Context, Learner, LearnerConfig
@@ -54,23 +55,43 @@ def resolved(run: Run) -> Run:
 
 
 def _warn_of_flattened_images(run: Run, learner: LearnerConfig) -> None:
-    """Warn if ``auto`` chose an MLP for observations that have the shape of images."""
-    if getattr(run.learner, "torso", None) != AUTO or getattr(learner, "torso", None) != "mlp":
-        return
-    if getattr(run.learner, "network", ""):
+    """Warn if ``auto`` chose an MLP for observations, or parts of them, that have the shape of images."""
+    if getattr(run.learner, "torso", None) != AUTO or getattr(run.learner, "network", ""):
         return
     spec = run.world.spec()
-    shape = spec.observation_shape
-    is_matrix = len(shape) == 2 and spec.observation_dtype != torch.uint8
-    if is_matrix or sum(side >= SMALLEST_SIDE for side in shape) < 2:
+    read = _parts_read_as_numbers(run.world)
+    if getattr(learner, "torso", None) == "mlp":
+        read.append(("an observation", spec.observation_shape, spec.observation_dtype == torch.uint8))
+    for what, shape, is_uint8 in read:
+        is_matrix = len(shape) == 2 and not is_uint8
+        if is_matrix or sum(side >= SMALLEST_SIDE for side in shape) < 2:
+            continue
+        warnings.warn(
+            f"{what} of {spec.name} has the shape {list(shape)}, and an MLP reads it as one vector. The "
+            "images that a convolutional net reads are uint8, [C, H, W] or with few channels [H, W, C], and "
+            f"have at least {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels: convert it in a wrapper, or choose "
+            "another --agent.torso (FILE.py:NAME for your own).",
+            stacklevel=2,
+        )
         return
-    warnings.warn(
-        f"the observations of {spec.name} have the shape {list(shape)}, and an MLP reads them as one vector. "
-        "The images that a convolutional net reads are uint8, [C, H, W] or with few channels [H, W, C], and "
-        f"have at least {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels: convert them in a wrapper, or choose "
-        "another --agent.torso.",
-        stacklevel=2,
-    )
+
+
+def _parts_read_as_numbers(world: World) -> list[tuple[str, tuple[int, ...], bool]]:
+    """(what it is, its shape, whether its dtype is uint8) of each part of a flattened observation that is no
+    image, though large enough for one."""
+    names = [
+        name
+        for name, start, stop, image in world.spec().parts
+        if not image and stop - start >= SMALLEST_SIDE**2 and name.partition(".")[0] != PART
+    ]
+    # only where it must, as this makes an environment
+    formats = cast(SimulatorWorld, world).formats() if names else None
+    spaces = {} if formats is None else formats.parts
+    return [
+        (f"the part '{name}' of an observation", tuple(space.shape or ()), space.dtype == np.uint8)
+        for name, space in spaces.items()
+        if name in names
+    ]
 
 
 def _warn_of_bounds(spec: EnvSpec, learner: Learner) -> None:
@@ -142,9 +163,10 @@ def preflight(run: Run, launcher: Launcher) -> Learner:
             "--strategy gala."
         )
     planned = planned_bytes(run)
-    refuse_too_small(run, planned or 0)
+    if planned is not None:
+        refuse_too_small(run, planned)
     learner = build_once(run)
-    if planned is None:
+    if planned is None:  # perhaps as the learner cannot be built, of which ``build_once`` says why
         refuse_too_small(run, bytes_of(learner))
     return learner
 

@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from murmurate.worlds._gym_env import close
-from murmurate.worlds._spaces import action_format, batch_size, description, observation_format, row_of
+from murmurate.worlds._spaces import (
+    action_format,
+    batch_size,
+    description,
+    observation_format,
+    part_spaces,
+    row_of,
+)
 from murmurate.worlds.interface import Formats
 from murmurate.worlds.viewed import rescaled
 
@@ -54,7 +61,8 @@ def formats_of(
         return np.array(converted) if all(map(np.isscalar, converted)) else _stacked_arrays(converted)
 
     about = description(observation_space, name, observe)
-    return Formats(observations.shape, convert_observation, about, split, convert_action)
+    parts = part_spaces(observation_space, name, observe) if observations.parts else {}
+    return Formats(observations.shape, convert_observation, about, split, convert_action, parts)
 
 
 def _stacked_arrays(actions: Any) -> Any:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from murmurate.errors import Refusal, library_advice
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_messages import DONE, FAILED, REFUSED, RESET, SAVE, STEP, receive, send
-from murmurate.worlds._numbers import LARGEST_REWARD
+from murmurate.worlds._numbers import LARGEST_REWARD, first_not_finite
 
 Frame = npt.NDArray[Any]  # one observation: an image [C, H, W] in uint8, or any array of float32
 
@@ -281,7 +281,7 @@ def _copy(frame: Frame, to: Frame) -> None:
             f"it gave a frame of {frame.dtype} {list(frame.shape)}, not {to.dtype} {list(to.shape)}"
         )
     if to.dtype != np.uint8 and not np.isfinite(frame).all():
-        raise ValueError(f"it gave {frame[~np.isfinite(frame)][0]} as its observation")
+        raise ValueError(f"it gave {first_not_finite(frame, 'observation')}")
     to[...] = frame
 
 

@@ -49,6 +49,14 @@ def checked_numbers(values: Any, dtype: Any, place: str) -> npt.NDArray[Any]:
     return array
 
 
+def first_not_finite(values: npt.NDArray[Any], name: str) -> str:
+    """The first number of ``values`` (float32) that is not finite, for messages: "nan as its reward". name:
+    what they are."""
+    first = np.ravel(values)[~np.isfinite(np.ravel(values))][0]
+    note = "" if np.isnan(first) else " (infinite, or beyond float32's 3.4e+38)"
+    return f"{first} as its {name}{note}"
+
+
 def check_actions(action: npt.NDArray[Any], count: int, name: str) -> None:
     """Raise ``ValueError`` for a number that is no action of the world ``name``, which has ``count``."""
     if action.min() < 0 or action.max() >= count:

@@ -121,6 +121,11 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
     )
 
 
+def part_spaces(space: Any, name: str, observe: Sequence[str] = ()) -> dict[str, Any]:
+    """The spaces of ``ObservationFormat.parts`` by path. name, observe: see ``observation_format``."""
+    return dict(_leaves(_selected(space, name, observe)[0]))
+
+
 def batch_size(space: Any, name: str, observe: Sequence[str], observations: Any) -> int | None:
     """B, if ``observations`` is a mapping or tuple in which every array that is observed has an axis B in
     front of its shape in ``space``; else None. name, observe: see ``observation_format``."""

@@ -18,7 +18,7 @@ from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
 from murmurate.worlds._gym_env import reset, running_statistics, success_of
-from murmurate.worlds._numbers import number
+from murmurate.worlds._numbers import first_not_finite, number
 from murmurate.worlds._spaces import (
     JOINT_ACTIONS,
     ActionFormat,
@@ -159,11 +159,11 @@ class GymSimulators:
         if over.any():
             if truncated.any() or self._dtype == np.float32:
                 step.final_observation = step.observation.clone()
+            self._counter.clear(lost)  # before ``_begin``: a reset that fails is of the next episode
+            step.episodes = self._counter.finish(over & ~lost, successes, figures)
             restarts = []
             for b in np.flatnonzero(over).tolist():
                 restarts += self._begin(b, observation, None, failed.get(b))
-            self._counter.clear(lost)
-            step.episodes = self._counter.finish(over & ~lost, successes, figures)
             step.restarts = restarts
         self._observation = observation
         return step
@@ -276,7 +276,7 @@ class GymSimulators:
                 failed[b] = self._not_finite(b, values, name)
 
     def _not_finite(self, b: int, values: npt.NDArray[Any], name: str) -> _Failure:
-        what = f"{self._place(b)} gave {_first_not_finite(values[b])} as its {name}"
+        what = f"{self._place(b)} gave {first_not_finite(values[b], name)}"
         return _Failure(what, "", f"{_MEND}, or register it with a wrapper that replaces such values.")
 
     def _exception(self, b: int, call: str, problem: BaseException) -> _Failure:
@@ -295,10 +295,6 @@ class GymSimulators:
 
     def _blank(self) -> npt.NDArray[Any]:
         return np.empty((self.size, *self.spec.observation_shape), self._dtype)
-
-
-def _first_not_finite(values: npt.NDArray[Any]) -> Any:
-    return np.ravel(values)[~np.isfinite(np.ravel(values))][0]
 
 
 def spec_of(name: str, observations: ObservationFormat, actions: ActionFormat) -> EnvSpec:

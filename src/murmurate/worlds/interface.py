@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -41,6 +41,8 @@ class Formats:
     split: the single observations of a batch that is a mapping or tuple of arrays [B, ...]; None for anything
     else.
     act: converts an agent's actions, [B] or [B, *action_shape], to B actions of the environment.
+    parts: the gymnasium space of each part of an observation that is flattened, by its name in
+    ``EnvSpec.parts``.
     """
 
     shape: tuple[int, ...]
@@ -48,6 +50,7 @@ class Formats:
     about: str
     split: Callable[[Any], list[Any] | None]
     act: Callable[[npt.NDArray[Any]], Any]
+    parts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Simulators(Protocol):

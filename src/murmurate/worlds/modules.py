@@ -6,7 +6,9 @@ Imports no torch, so that the game server (``_game_server.py``) can use it.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import filecmp
 import functools
 import importlib
 import importlib.util
@@ -56,7 +58,7 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
 
     It is looked for where Python looks, then in ``folder``, in the folders of ``search``, and in the working
     folder; folders that were tried stay on ``sys.path``. purpose: what needs the module, for the message of
-    the ``Refusal`` if it cannot be imported.
+    the ``Refusal`` if it cannot be imported, or if ``folder`` or one of ``search`` has another of that name.
     """
     missing: ModuleNotFoundError | None = None
     for place in ("", folder, *_searched, os.getcwd()):
@@ -77,6 +79,8 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
             raise _unusable(name, purpose, problem) from problem
         finally:
             _loading.pop()
+        for place in (folder, *_searched):
+            _refuse_another(name, module, place, purpose)
         return module, folder_of(name, module)
     raise Refusal(
         f"{purpose} needs the module '{name}', which cannot be imported ({missing}). Install it, or put its "
@@ -95,7 +99,8 @@ def load_file(file: str, purpose: str) -> ModuleType:
     """The module in ``file``, executed once, and again after it has changed; its folder is added to
     ``sys.path``, so that it can import the modules beside it.
 
-    Raises ``Refusal`` if there is no such file, if Python cannot load it, or if it raises.
+    Raises ``Refusal`` if there is no such file, if Python cannot load it, if it raises, or if it imports a
+    module that lies beside it and gets one of another folder.
     """
     if not os.path.isfile(file):
         raise Refusal(
@@ -111,6 +116,8 @@ def _execute(file: str, mtime_ns: int, purpose: str) -> ModuleType:
     """The module in ``file``. mtime_ns: time of its last change, for the cache: a changed file is executed
     again."""
     name = FILE + Path(file).stem
+    while getattr(sys.modules.get(name), "__file__", file) != file:  # a file of that name elsewhere has it
+        name += "_"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise Refusal(f"{purpose} needs the file {file}, which Python cannot load. Give it the ending .py.")
@@ -129,7 +136,36 @@ def _execute(file: str, mtime_ns: int, purpose: str) -> ModuleType:
         ) from problem
     finally:
         _loading.pop()
+    for imported in _imports(Path(file)):
+        if imported in sys.modules:
+            _refuse_another(imported, sys.modules[imported], folder, purpose)
     return module
+
+
+def _imports(file: Path) -> set[str]:
+    """The names of the modules that ``file`` imports, without relative ones."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return names
+
+
+def _refuse_another(name: str, module: ModuleType, folder: str, purpose: str) -> None:
+    """Raise ``Refusal`` if ``folder`` has another file for the module ``name`` than ``module``, which is not
+    installed: a process can have one of that name alone. A copy is no other."""
+    file = getattr(module, "__file__", None) or ""
+    depth = name.count(".") + 1 + (os.path.basename(file) == "__init__.py")
+    there = os.path.join(folder, *Path(file).parts[-depth:])
+    if not (folder and folder_of(name, module) and os.path.isfile(file) and os.path.isfile(there)):
+        return
+    if not filecmp.cmp(file, there, shallow=False):
+        raise Refusal(
+            f"{purpose} needs the module {there}, and this process has imported {file} under the same name. "
+            "Use a process for each, with its folder first on PYTHONPATH, or rename one of the two."
+        )
 
 
 def being_loaded() -> str:

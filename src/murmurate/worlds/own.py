@@ -280,6 +280,7 @@ class OwnWorld(ViewedWorld):
         for option in ("max_episode_steps", "served"):
             if getattr(self, option):
                 raise Refusal(
-                    f"{option} is for environments made one by one, and {self.name} makes several at once. "
-                    "Leave it out, or set it within the function."
+                    f"--world.{option.replace('_', '-')} (world={{'{option}': ...}} in Python) is for "
+                    f"environments made one by one, and {self.name} makes several at once. Leave it out, or "
+                    "set it within the function."
                 )
