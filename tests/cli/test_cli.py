@@ -181,7 +181,7 @@ def test_a_rank_of_torchrun_starts_no_run_of_its_own(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = refused(capsys, *verb.split(), "cartpole-a2c", *SHORT, "--out", tmp_path / "run")
-    assert "torchrun started this command 2 times" in line
+    assert "torchrun started this program 2 times" in line
     assert "Add --launcher torchrun" in line
     assert list(tmp_path.iterdir()) == []
 
