@@ -134,14 +134,15 @@ def test_what_a_command_does_not_go_on_with_is_refused(
         assert "cannot be made: File name too long. Choose another folder with --out" in said
 
 
-def test_a_signal_before_the_run_begins_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError, SystemExit])
+def test_what_ends_a_run_before_it_begins_leaves_no_folder(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    def burst(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(session, "record_data", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(session, "record_data", burst)
+    with pytest.raises(error):
         train(altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 

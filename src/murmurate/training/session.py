@@ -202,7 +202,7 @@ def claimed(requested: Path | None, name: str) -> Iterator[Path]:
             yield chosen
     except FolderGone:
         raise
-    except (Refusal, RunFailed, OSError, KeyboardInterrupt) as error:
+    except BaseException as error:
         if place.current_path() != folder or has_begun(folder):
             if isinstance(error, Refusal):
                 raise RunFailed(f"{error} {checkpoint.kept_sentence(place.current_path())}") from error
