@@ -213,6 +213,26 @@ def test_a_run_that_failed_has_a_summary_even_if_its_evaluation_fails_too(
     assert (written["exit"], written["eval_return_mean"]) == ("failed: it burst", None)
 
 
+def test_a_third_interrupt_says_that_the_checkpoint_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first stops the run, the second stops it at once, and the third cuts the cleanup."""
+    commit = Coordinator.commit_final
+
+    def interrupted(self: Coordinator) -> None:
+        commit(self)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Coordinator, "commit_final", interrupted)
+    monkeypatch.setattr(Coordinator, "close", lambda self: signal.raise_signal(signal.SIGINT))
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--out", str(folder)]) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("murmurate: interrupted. The checkpoint at ")
+    assert last.endswith(f"is kept: murmurate resume {folder}")
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_an_interrupt_cuts_only_the_evaluation(
     twice: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

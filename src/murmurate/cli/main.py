@@ -75,7 +75,8 @@ def _carry_out(words: list[str]) -> int:
         print(f"murmurate: {printable(str(failure))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as interrupt:
-        print("murmurate: interrupted", file=sys.stderr)
+        kept = printable(f". {interrupt}") if interrupt.args else ""
+        print(f"murmurate: interrupted{kept}", file=sys.stderr)
         return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
         _discard_unwritten()

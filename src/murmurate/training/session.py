@@ -315,8 +315,9 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
 def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None) -> Finish:
     raised: Exception | None = None
     is_complete = evaluation_cut = False
+    folder = given.absolute()
     try:
-        coordinator = launcher.start(run, folder := given.absolute(), resume)
+        coordinator = launcher.start(run, folder, resume)
         folder = coordinator.folder  # it may have been moved
         if isinstance(coordinator.failure, FolderGone):
             raise coordinator.failure
@@ -345,6 +346,10 @@ def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None)
                 code, reason = FAILED, f"failed: training is complete, and its evaluation raised {cause}"
             summary = summarize(run, folder, coordinator, reason, evaluated=False)
     except FolderGone:
+        raise
+    except KeyboardInterrupt as interrupt:  # it cut the cleanup after a second one, or the start of a resume
+        if has_begun(folder):
+            interrupt.args = (checkpoint.kept_sentence(folder),)
         raise
     except RunFailed as failure:
         raise RunFailed(f"{failure} {checkpoint.kept_sentence(folder)}") from failure
