@@ -57,6 +57,7 @@ def test_ranks_that_are_started_again_delete_no_checkpoint_that_is_damaged(tmp_p
     train(run, folder := tmp_path / "run")
     for part in folder.glob("checkpoints/*/replica-0.safetensors"):
         part.write_bytes(b"bad")
+    (folder / "summary.json").unlink()  # it had not finished
     before = content(folder)
 
     class Restarted(Inline):
@@ -65,6 +66,21 @@ def test_ranks_that_are_started_again_delete_no_checkpoint_that_is_damaged(tmp_p
 
     with pytest.raises(Refusal, match="is corrupt or missing"):
         session.train(run, tmp_path / "other", Restarted(), stored)
+    assert content(folder) == before
+
+
+def test_ranks_do_not_evaluate_a_finished_run_again(tmp_path: Path) -> None:
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2, eval_episodes=1)
+    train(run, folder := tmp_path / "run")
+    before, told = content(folder), list[Path]()
+
+    class Leading(Inline):
+        def adopt(self) -> Any:
+            return SimpleNamespace(leads=True, earlier_folder=lambda: None, finished=told.append)
+
+    assert session.train(run, folder, Leading(), stored, goes_on=True).code == 0
+    assert session.resume(folder, lambda name: Leading(), stored).code == 0
+    assert told == [folder, folder]
     assert content(folder) == before
 
 

@@ -105,8 +105,9 @@ def train(
         earlier = None if ranks is None else ranks.earlier_folder()
         known = folder if earlier is None and goes_on else earlier
         if known is not None and _has_checkpoint(known):
-            # the other ranks wait for a run
-            if ranks is None and (end := _end_of_finished(known, run, read)) is not None:
+            if (end := _end_of_finished(known, run, read)) is not None:
+                if ranks is not None:
+                    ranks.finished(known)
                 return end
             return resume(known, lambda name: launcher, read, lambda _: run)
         if earlier is not None:
@@ -251,8 +252,9 @@ def resume(
             warn_of_changes(folder, stored)
             if stored != recorded:
                 write_run(folder, stored)
-            # the other ranks wait for a run
-            if ranks is None and run == stored and (end := _end_of_reached(run, folder, newest)) is not None:
+            if run == stored and (end := _end_of_reached(run, folder, newest)) is not None:
+                if ranks is not None:
+                    ranks.finished(folder)
                 return end
             with run_folder.restored_if_refused(folder, "run.json", "summary.json"):
                 return _continue(run, stored, folder, newest, launcher)
