@@ -241,6 +241,8 @@ def test_what_is_no_command_is_refused_in_a_sentence(case: str, capsys: pytest.C
     [
         (OSError(13, "Permission denied", "x"), "x: Permission denied. Check that the file is there"),
         (OSError(111, "Connection refused"), "The system: Connection refused.\n"),
+        (OSError(24, "Too many files"), "The system: Too many files; raise their limit: ulimit -n 4096.\n"),
+        (OSError(24, "Too many files", "x"), "x: Too many files; raise their limit: ulimit -n 4096.\n"),
     ],
 )
 def test_an_error_of_the_system_names_a_file_where_there_is_one(
