@@ -78,8 +78,15 @@ class RunFailed(Exception):
 
 
 def cause_of(error: Exception) -> str:
-    """What the system says of ``error`` without the file's name; the error's text where it says nothing."""
-    return getattr(error, "strerror", None) or str(error)
+    """What the system says of ``error`` without the file's name; the error's text where it says nothing. With
+    what to do about too many open files."""
+    return (getattr(error, "strerror", None) or str(error)) + file_limit(error)
+
+
+def file_limit(error: BaseException) -> str:
+    """What to do if ``error`` is that too many files are open, to be written after it; else empty."""
+    too_many = getattr(error, "errno", None) == errno.EMFILE
+    return "; raise their limit: ulimit -n 4096" if too_many else ""
 
 
 def quoted(word: Path | str) -> str:

@@ -383,6 +383,18 @@ def test_ctrl_c_twice_before_a_checkpoint_says_that_nothing_is_saved(tmp_path: P
         )
 
 
+def test_a_rank_of_torchrun_starts_no_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = murmurate.train("cartpole-a2c", updates=2, out=tmp_path / "first", **SHORT)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = r"torchrun started this program 2 times.*\(in Python: launcher='torchrun'\)"
+    with pytest.raises(murmurate.Refusal, match=words):
+        murmurate.train("cartpole-a2c", updates=2, out=tmp_path / "run", **SHORT)
+    with pytest.raises(murmurate.Refusal, match=words):
+        murmurate.resume(first.folder, updates=4, quiet=True)
+    assert list(tmp_path.iterdir()) == [first.folder]
+
+
 def test_a_script_without_a_guard_is_refused_with_the_remedy(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import murmurate\nmurmurate.train('cartpole-a2c', updates=2, out='run')\n")

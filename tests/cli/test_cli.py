@@ -181,7 +181,7 @@ def test_a_rank_of_torchrun_starts_no_run_of_its_own(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = refused(capsys, *verb.split(), "cartpole-a2c", *SHORT, "--out", tmp_path / "run")
-    assert "torchrun started this command 2 times" in line
+    assert "torchrun started this program 2 times" in line
     assert "Add --launcher torchrun" in line
     assert list(tmp_path.iterdir()) == []
 
@@ -241,6 +241,8 @@ def test_what_is_no_command_is_refused_in_a_sentence(case: str, capsys: pytest.C
     [
         (OSError(13, "Permission denied", "x"), "x: Permission denied. Check that the file is there"),
         (OSError(111, "Connection refused"), "The system: Connection refused.\n"),
+        (OSError(24, "Too many files"), "The system: Too many files; raise their limit: ulimit -n 4096.\n"),
+        (OSError(24, "Too many files", "x"), "x: Too many files; raise their limit: ulimit -n 4096.\n"),
     ],
 )
 def test_an_error_of_the_system_names_a_file_where_there_is_one(

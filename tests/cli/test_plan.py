@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from murmurate.cli import plan
 from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.cli.plan import PROFILE, _words, advice, command, machine
@@ -337,6 +341,27 @@ def test_what_was_measured_is_kept_if_the_next_measurement_is_interrupted(
     monkeypatch.setattr(measure, "add_exchange", interrupted)
     assert main(["plan", "cartpole-a2c", "--replicas", "2", "--profile", "--on", "kept.json"]) == 130
     assert key(recipe("cartpole-a2c")) in load(Path("kept.json")).recipes
+
+
+def test_of_two_plans_in_a_folder_the_second_waits_and_keeps_the_costs_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, path = os.open(".", os.O_RDONLY), Path("both.json")
+    fcntl.flock(first, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as until_it_ends:
+        until_it_ends.callback(os.close, first)
+        profile = load(PROFILE)
+        profile.recipes = {"theirs": next(iter(profile.recipes.values()))}
+
+        def said(line: str) -> None:
+            if line.startswith("waiting for another plan"):
+                save(profile, path)
+                until_it_ends.close()
+
+        monkeypatch.setattr(plan, "_say", said)
+        measured_before(monkeypatch)
+        assert main(["plan", "cartpole-a2c", "--profile", "--on", str(path)]) == 0
+        assert load(path).recipes.keys() == {"theirs", key(recipe("cartpole-a2c"))}
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(

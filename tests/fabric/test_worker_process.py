@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -74,6 +75,11 @@ def test_a_report_of_any_size_arrives_before_the_wait_for_it_ends() -> None:
         assert worker.exit.how == FINISHED, worker.exit
         assert len(worker.exit.result) == _MUCH
     assert workers.wait(DEADLINE_SECONDS) == []
+
+
+def test_a_failure_by_too_many_open_files_says_how_to_raise_their_limit() -> None:
+    failed = Exit.failed(OSError(errno.EMFILE, "Too many open files"))
+    assert failed.error.endswith("Too many open files; raise their limit: ulimit -n 4096")
 
 
 def test_a_report_that_comes_just_before_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

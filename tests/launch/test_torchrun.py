@@ -13,9 +13,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from faults.commands import Command
 from launch.test_inline import params
+from launch.test_rendezvous import around, in_thread
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.spawn import REFUSED, Exit
@@ -254,6 +256,14 @@ def test_a_refusal_names_the_host_and_is_heard_before_its_silence(elsewhere: boo
     assert str(refusal.value) == "on host-b: " * elsewhere + "this host cannot listen at nosuch"
     host.run_state.has_saved = lambda *_: True
     torchrun._raise_ends(elastic, host, None)  # type: ignore[arg-type]
+
+
+def test_all_ranks_end_with_a_run_that_had_finished_before(tmp_path: Path) -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    leader, other = (torchrun.ElasticRanks(around(server, rank)) for rank in (0, 1))
+    ended = in_thread(lambda: other.follow(recipe("cartpole-gala"), lambda folder: pytest.fail("it is read")))
+    leader.finished(tmp_path)
+    assert ended() == (tmp_path.resolve(), 0)
 
 
 def test_a_rank_with_other_options_than_rank_0_is_refused() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.mapping import learning, variants
 from murmurate.mapping.learning import (
     FACTORS,
@@ -87,6 +87,22 @@ def test_a_run_that_misses_the_target_gives_no_exponent(monkeypatch: pytest.Monk
     monkeypatch.setattr(learning, "to_target", lambda run, target, seed: Training(1.0, 1.0, seed == 0))
     with pytest.raises(Refusal, match="lower --target"):
         learning.measure(run, 100.0, silent)
+
+
+def test_a_run_that_fails_counts_as_one_that_misses_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(run: Run, target: float, seed: int) -> Training:
+        if factors(run)["simulators"] == 16:
+            raise RunFailed("replica 0 died")
+        return Training(rule_of(run), 1.0, True)
+
+    monkeypatch.setattr(learning, "to_target", trained)
+    run, said = recipe("cartpole-a2c"), list[str]()
+    found = learning.measure(run, 100.0, said.append)
+    assert (found.missed, found.unfinished) == (["simulators"], 2)
+    assert said.count("a run to the target failed: replica 0 died") == 2
+    doubled = dataclasses.replace(run.source, simulators=16)  # type: ignore[call-arg]
+    with pytest.raises(RunFailed, match="replica 0 died"):
+        learning.measure(dataclasses.replace(run, source=doubled), 100.0, silent)
 
 
 def test_what_is_learned_depends_on_replicas_strategy_and_learning_rate() -> None:

@@ -15,7 +15,7 @@ from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot, pilot_run, steady
 from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
-from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.mapping.profile import DeviceProfile, exchange_key, key
 from murmurate.recipes import recipe
 from murmurate.training.run import Run
 
@@ -142,6 +142,19 @@ def test_measured_again_a_profile_has_a_new_date_and_keeps_what_was_learned(
     assert profile.recipes[key(run)] is not costs
     assert measure.add_exchange(profile, run, SILENT, again=True)
     assert [line.a for line in profile.exchange.values()] == [2.0]
+
+
+def test_an_exchange_that_fails_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> Line:
+        raise RunFailed("member 1 failed: Traceback\nOSError: Too many open files")
+
+    run = dataclasses.replace(recipe("cartpole-gala"), replicas=2)
+    profile, said = DeviceProfile(2), list[str]()
+    profile.exchange[exchange_key(run.strategy, 2)] = Line(1.0, 0.0, (0.0, 0.0), (0.0, 0.0), (0, 0))
+    monkeypatch.setattr(exchange, "measure", failing)
+    assert measure.add_exchange(profile, run, said.append, again=True)
+    assert profile.exchange == {}, "that of an earlier measurement"
+    assert said == ["left out: the exchange of gala among 2: OSError: Too many open files"]
 
 
 def test_the_costs_of_images_depend_on_how_they_are_changed() -> None:

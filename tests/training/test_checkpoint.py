@@ -389,6 +389,28 @@ def test_another_error_of_the_disk_is_reported_as_it_is(tmp_path: Path) -> None:
     assert "full" not in str(failure)
 
 
+def test_a_file_in_the_place_of_a_folder_is_to_be_moved_away(tmp_path: Path) -> None:
+    folder, staging = tmp_path / "checkpoints", tmp_path / "checkpoints" / ".staging"
+    folder.mkdir()
+    staging.touch()
+    with pytest.raises(RunFailed, match=r"/\.staging'\. A file has the name of a folder: move it away\."):
+        checkpoint.write_part(staging, 0, {"x": torch.zeros(1)})
+    staging.unlink()
+    for mark in (1, 2):
+        checkpoint.commit(folder, _save(folder, mark), _about(mark))
+    shutil.rmtree(folder / "previous")
+    (folder / "previous").touch()
+    checkpoint.commit(folder, _save(folder, 3), _about(3))  # moves the file to .old
+    with pytest.raises(RunFailed, match=r"/\.old'\. A file has the name of a folder: move it away\."):
+        checkpoint.commit(folder, _save(folder, 4), _about(4))
+    assert _mark(folder / "last") == 3
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_to_be_raised(tmp_path: Path) -> None:
+    failure = checkpoint.disk_failure(tmp_path, OSError(errno.EMFILE, "Too many open files"))
+    assert str(failure).endswith("Too many open files; raise their limit: ulimit -n 4096.")
+
+
 # -- chunks -----------------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,7 @@ def test_ranks_that_are_started_again_delete_no_checkpoint_that_is_damaged(tmp_p
     train(run, folder := tmp_path / "run")
     for part in folder.glob("checkpoints/*/replica-0.safetensors"):
         part.write_bytes(b"bad")
+    (folder / "summary.json").unlink()  # it had not finished
     before = content(folder)
 
     class Restarted(Inline):
@@ -65,6 +66,21 @@ def test_ranks_that_are_started_again_delete_no_checkpoint_that_is_damaged(tmp_p
 
     with pytest.raises(Refusal, match="is corrupt or missing"):
         session.train(run, tmp_path / "other", Restarted(), stored)
+    assert content(folder) == before
+
+
+def test_ranks_do_not_evaluate_a_finished_run_again(tmp_path: Path) -> None:
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2, eval_episodes=1)
+    train(run, folder := tmp_path / "run")
+    before, told = content(folder), list[Path]()
+
+    class Leading(Inline):
+        def adopt(self) -> Any:
+            return SimpleNamespace(leads=True, earlier_folder=lambda: None, finished=told.append)
+
+    assert session.train(run, folder, Leading(), stored, goes_on=True).code == 0
+    assert session.resume(folder, lambda name: Leading(), stored).code == 0
+    assert told == [folder, folder]
     assert content(folder) == before
 
 
@@ -134,14 +150,15 @@ def test_what_a_command_does_not_go_on_with_is_refused(
         assert "cannot be made: File name too long. Choose another folder with --out" in said
 
 
-def test_a_signal_before_the_run_begins_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError, SystemExit])
+def test_what_ends_a_run_before_it_begins_leaves_no_folder(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    def burst(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(session, "record_data", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(session, "record_data", burst)
+    with pytest.raises(error):
         train(altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
@@ -210,6 +227,26 @@ def test_a_run_that_failed_has_a_summary_even_if_its_evaluation_fails_too(
     assert finish.code == 1
     written = json.loads((tmp_path / "run/summary.json").read_text())
     assert (written["exit"], written["eval_return_mean"]) == ("failed: it burst", None)
+
+
+def test_a_third_interrupt_says_that_the_checkpoint_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first stops the run, the second stops it at once, and the third cuts the cleanup."""
+    commit = Coordinator.commit_final
+
+    def interrupted(self: Coordinator) -> None:
+        commit(self)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Coordinator, "commit_final", interrupted)
+    monkeypatch.setattr(Coordinator, "close", lambda self: signal.raise_signal(signal.SIGINT))
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--out", str(folder)]) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("murmurate: interrupted. The checkpoint at ")
+    assert last.endswith(f"is kept: murmurate resume {folder}")
 
 
 @pytest.mark.parametrize("twice", [False, True])

@@ -25,7 +25,7 @@ from murmurate.cli import (
 )
 from murmurate.cli.help import Misused, asks_for_help, show_help
 from murmurate.cli.terminal import escape_unknown_letters, outlive_terminal
-from murmurate.errors import DISK_FULL, Refusal, RunFailed, cause_of, did_you_mean, printable
+from murmurate.errors import DISK_FULL, Refusal, RunFailed, cause_of, did_you_mean, file_limit, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
 
@@ -75,14 +75,16 @@ def _carry_out(words: list[str]) -> int:
         print(f"murmurate: {printable(str(failure))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as interrupt:
-        print("murmurate: interrupted", file=sys.stderr)
+        kept = printable(f". {interrupt}") if interrupt.args else ""
+        print(f"murmurate: interrupted{kept}", file=sys.stderr)
         return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
         _discard_unwritten()
         return FAILED
     except OSError as error:
         cause = printable(f"{error.filename or 'The system'}: {cause_of(error)}")
-        remedy = " Check that the file is there and can be written." if error.filename else ""
+        is_of_file = error.filename and not file_limit(error)
+        remedy = " Check that the file is there and can be written." if is_of_file else ""
         remedy = " Make room." if error.errno in DISK_FULL else remedy
         print(f"murmurate: {cause}.{remedy}", file=sys.stderr)
         _discard_unwritten()

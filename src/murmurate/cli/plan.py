@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import math
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +95,8 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     if options.target is not None or objective == "time":
         check_returns(run)
     _check_outputs(options)
-    profile = _profile(run, options, objective)
+    with _alone():
+        profile = _profile(run, options, objective)
     if (assumed := assumption(run)) is not None:
         _say(assumed)
     candidates = search(run, profile, objective, options.hosts, _say)
@@ -192,6 +195,22 @@ def _keep(profile: DeviceProfile, path: Path) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     save(profile, path)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Meanwhile another plan in this working folder waits, if its file system has locks: it would keep its
+    profile without what this one measures, and disturb the measurements."""
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(".", os.O_RDONLY)
+            opened.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _say("waiting for another plan, which measures in this folder")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> DeviceProfile:

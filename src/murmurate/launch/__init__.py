@@ -36,20 +36,26 @@ def launcher(name: str) -> Launcher:
     return available[name]
 
 
-def command_launcher(name: str) -> Launcher:
-    """``launcher(name)`` for a command. Also raises Refusal if torchrun, srun or mpirun started the command
-    several times, and each would start a run of its own."""
+def script_launcher(name: str) -> Launcher:
+    """``launcher(name)``. Also raises Refusal if torchrun started this process several times, and each would
+    start a run of its own."""
     found = launcher(name)
-    if found.dictated_replicas() is not None:
-        return found
-    ranks = launcher("torchrun").dictated_replicas()
-    if ranks is not None and ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+    ranks = launcher("torchrun").dictated_replicas() or 1
+    if found.dictated_replicas() is None and ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         raise Refusal(
-            f"torchrun started this command {ranks} times, and each would start a run of its own by the "
-            f"{name} launcher. Add --launcher torchrun: then each rank is a replica of one run; or leave "
-            "torchrun out."
+            f"torchrun started this program {ranks} times, and each would start a run of its own by the "
+            f"{name} launcher. Add --launcher torchrun (in Python: launcher='torchrun'): then each rank is a "
+            "replica of one run; or leave torchrun out."
         )
-    starter = starter_of_several() if ranks is None else None
+    return found
+
+
+def command_launcher(name: str) -> Launcher:
+    """``script_launcher(name)`` for a command. Also raises Refusal if srun or mpirun started the command
+    several times, and each would start a run of its own."""
+    found = script_launcher(name)
+    is_rank = any(each.dictated_replicas() is not None for each in (found, launcher("torchrun")))
+    starter = None if is_rank else starter_of_several()
     if starter is not None:
         raise Refusal(
             f"{starter} of this command, and each would start a run of its own. Start torchrun once on each "

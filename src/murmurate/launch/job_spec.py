@@ -66,6 +66,7 @@ class JobSpec:
     resume: the checkpoint to continue from; None for a run that begins.
     compression: compression of vectors that are sent over the network.
     versions: what the leader has installed.
+    finished: whether the run in the folder had finished before, so that there is nothing to do.
     """
 
     run_id: str
@@ -81,6 +82,7 @@ class JobSpec:
     resume: Resume | None = None
     compression: Compression = "none"
     versions: str = field(default_factory=_versions)
+    finished: bool = False
 
     @classmethod
     def restored(cls, plain: dict[str, Any]) -> JobSpec:

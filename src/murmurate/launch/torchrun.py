@@ -241,10 +241,22 @@ def _write_roles(folder: Path, elastic: ElasticRanks, own_ranks: list[int]) -> N
 class ElasticRanks(Rendezvous):
     """This process among torch elastic's ranks (see ``murmurate.training.launcher.Ranks``)."""
 
+    def finished(self, folder: Path) -> None:
+        self.gather()
+        members, path = self.environment.size, str(folder.resolve())
+        self.announce(
+            JobSpec(self.run_id, self.epoch, members, None, time.monotonic(), folder=path, finished=True)
+        )
+        self.dismiss(0)
+        self.close()
+
     def follow(self, own: Run, read: Callable[[Path], Run]) -> tuple[Path, int]:
         rank = self.environment.rank
         try:
             spec = self.join()
+            if spec.finished:
+                self.confirm_dismissal()
+                return Path(spec.folder), 0
             check_folder(spec)
             run = read(Path(spec.folder))
             _refuse_other_options(own, run)

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.launch.local import Local
 from murmurate.mapping.quiet import started
+from murmurate.mapping.rounds import last_line
 from murmurate.mapping.variants import with_faster_precision
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
@@ -103,11 +104,21 @@ def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
 def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2) -> Learning:
     """Train ``run``, and variants of it that each change one factor, until they reach ``target``.
 
-    Raises Refusal if ``run`` itself does not reach it with every seed, or has no returns.
+    Raises Refusal if ``run`` itself does not reach it with every seed, or has no returns; RunFailed if
+    ``run`` itself fails. A variant that fails counts as one that missed the target.
     """
     check_returns(run)
     trained: list[tuple[Run, float]] = []
     unfinished = 0
+
+    def trained_with(variant: Run, seed: int) -> Training:
+        try:
+            return to_target(variant, target, seed)
+        except (Refusal, RunFailed) as failure:
+            if variant == run:
+                raise
+            log(f"a run to the target failed: {last_line(failure)}")
+            return Training(math.inf, math.inf, reached=False)
 
     def needed(variant: Run) -> float:
         """Its env steps, the geometric mean over seeds; infinite if it missed the target with any."""
@@ -115,7 +126,7 @@ def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2)
         for known, steps in trained:
             if known == variant:
                 return steps
-        found = [to_target(variant, target, seed) for seed in range(seeds)]
+        found = [trained_with(variant, seed) for seed in range(seeds)]
         misses = sum(not training.reached for training in found)
         unfinished += misses
         steps = math.inf if misses else _geometric_mean([training.env_steps for training in found])

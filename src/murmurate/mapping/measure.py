@@ -189,13 +189,19 @@ def parameters(run: Run) -> int:
 
 def add_exchange(profile: DeviceProfile, run: Run, log: Log, again: bool = False) -> bool:
     """Measure the exchange of ``run``'s strategy among its replicas. Returns False if there is nothing to
-    measure, or the profile has it already and it is not to be measured ``again``."""
+    measure, or the profile has it already and it is not to be measured ``again``. One that fails is left out:
+    the profile then lacks it."""
     name = exchange_key(run.strategy, run.replicas)
     if run.replicas == 1 or (name in profile.exchange and not again):
         return False
-    line = exchange.measure(with_usual_period(run.strategy), run.replicas)
+    among = f"{run.strategy.name} among {run.replicas}"
+    try:
+        line = exchange.measure(with_usual_period(run.strategy), run.replicas)
+    except (Refusal, RunFailed) as failure:
+        profile.exchange.pop(name, None)  # of an earlier measurement
+        log(f"left out: the exchange of {among}: {last_line(failure)}")
+        return True
     profile.exchange[name] = line
     profile.renew()
-    among = f"{run.strategy.name} among {run.replicas}"
     log(f"{among}: {1e6 * line.a:.0f} us + {1e9 * line.b:.2f} ns for each parameter")
     return True

@@ -17,12 +17,13 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Container, Mapping
+from errno import EEXIST, ENOTDIR
 from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from murmurate.errors import DISK_FULL, Refusal, RunFailed
+from murmurate.errors import DISK_FULL, Refusal, RunFailed, file_limit
 from murmurate.record.stored import FORMAT, sync, write_json
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
@@ -333,7 +334,8 @@ def disk_failure(path: Path, error: Exception) -> RunFailed:
         return RunFailed(
             f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )
-    return RunFailed(f"Cannot write to {path}: {error}.")
+    remedy = " A file has the name of a folder: move it away." if number in (EEXIST, ENOTDIR) else ""
+    return RunFailed(f"Cannot write to {path}: {error}{file_limit(error)}.{remedy}")
 
 
 def kept_sentence(folder: Path, resumable: bool = True) -> str:

@@ -38,6 +38,11 @@ class Ranks(Protocol):
         """Announce that the leader does not start, so that the others do not wait."""
         ...
 
+    def finished(self, folder: Path) -> None:
+        """Announce that the run in ``folder`` had finished before, which ends the others, too. Raises Refusal
+        if they do not arrive."""
+        ...
+
     def follow(self, own: Run, read: Callable[[Path], Run]) -> tuple[Path, int]:
         """On every other rank, execute this rank's part of the Run that ``read`` finds in the leader's
         folder; returns this folder and the exit code. own: the Run that this rank was asked for.

@@ -105,8 +105,9 @@ def train(
         earlier = None if ranks is None else ranks.earlier_folder()
         known = folder if earlier is None and goes_on else earlier
         if known is not None and _has_checkpoint(known):
-            # the other ranks wait for a run
-            if ranks is None and (end := _end_of_finished(known, run, read)) is not None:
+            if (end := _end_of_finished(known, run, read)) is not None:
+                if ranks is not None:
+                    ranks.finished(known)
                 return end
             return resume(known, lambda name: launcher, read, lambda _: run)
         if earlier is not None:
@@ -202,7 +203,7 @@ def claimed(requested: Path | None, name: str) -> Iterator[Path]:
             yield chosen
     except FolderGone:
         raise
-    except (Refusal, RunFailed, OSError, KeyboardInterrupt) as error:
+    except BaseException as error:
         if place.current_path() != folder or has_begun(folder):
             if isinstance(error, Refusal):
                 raise RunFailed(f"{error} {checkpoint.kept_sentence(place.current_path())}") from error
@@ -251,8 +252,9 @@ def resume(
             warn_of_changes(folder, stored)
             if stored != recorded:
                 write_run(folder, stored)
-            # the other ranks wait for a run
-            if ranks is None and run == stored and (end := _end_of_reached(run, folder, newest)) is not None:
+            if run == stored and (end := _end_of_reached(run, folder, newest)) is not None:
+                if ranks is not None:
+                    ranks.finished(folder)
                 return end
             with run_folder.restored_if_refused(folder, "run.json", "summary.json"):
                 return _continue(run, stored, folder, newest, launcher)
@@ -315,8 +317,9 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
 def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None) -> Finish:
     raised: Exception | None = None
     is_complete = evaluation_cut = False
+    folder = given.absolute()
     try:
-        coordinator = launcher.start(run, folder := given.absolute(), resume)
+        coordinator = launcher.start(run, folder, resume)
         folder = coordinator.folder  # it may have been moved
         if isinstance(coordinator.failure, FolderGone):
             raise coordinator.failure
@@ -345,6 +348,10 @@ def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None)
                 code, reason = FAILED, f"failed: training is complete, and its evaluation raised {cause}"
             summary = summarize(run, folder, coordinator, reason, evaluated=False)
     except FolderGone:
+        raise
+    except KeyboardInterrupt as interrupt:  # it cut the cleanup after a second one, or the start of a resume
+        if has_begun(folder):
+            interrupt.args = (checkpoint.kept_sentence(folder),)
         raise
     except RunFailed as failure:
         raise RunFailed(f"{failure} {checkpoint.kept_sentence(folder)}") from failure

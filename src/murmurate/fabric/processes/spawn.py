@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from murmurate.errors import file_limit
 from murmurate.fabric.interface import Fabric
 from murmurate.fabric.processes.deferred_signals import signals_deferred
 from murmurate.fabric.processes.fork_server import (
@@ -87,8 +88,8 @@ class Exit:
 
 
 def describe(error: BaseException) -> str:
-    """The error's type and message."""
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
+    """The error's type and message, with what to do about too many open files."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ") + file_limit(error)
 
 
 @dataclass(frozen=True)
