@@ -26,7 +26,7 @@ def main(out: Path, folder: Path) -> Path:
     for task in TASKS:
         for agent in AGENTS:
             for path in sorted(folder.glob(f"{task}-{agent}-*-seed-*")):
-                if path.is_dir():
+                if path.is_dir() and path.name.rpartition("-")[0].endswith("-seed"):  # not those set aside
                     found[task, agent].append(open_run(path))
     agents = [agent for agent in AGENTS if any(agent == other for _, other in found)]
     draws = []
