@@ -39,6 +39,7 @@ SHORTER = {  # the first that a command begins with is put behind it
     "murmurate train folder-resnet18": "--updates 2 --agent.batch 12 --world.size 32",
     "murmurate train": "--env-steps 3000",
     "murmurate tune cartpole-a2c --search": "--env-steps 1500 --trials 2",  # a field is searched once
+    "murmurate tune cartpole-a2c --strategy": "--env-steps 1500 --trials 2",
     "murmurate tune cartpole-gala": "--env-steps 1500 --trials 2",
     "murmurate tune": "--env-steps 1500 --trials 2 --search agent.learning-rate=1e-4..1e-2:log",
     "sbatch": "--env-steps 3000",
