@@ -14,7 +14,8 @@ pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
 
 from murmurate.cli.main import main
 from murmurate.replay._fpga_tree import FpgaTree
-from murmurate.replay.sum_tree import Draw, sum_tree
+from murmurate.replay.sum_tree import sum_tree
+from murmurate.replay.tree import Draw
 
 
 def test_it_draws_what_the_tree_on_the_host_draws() -> None:

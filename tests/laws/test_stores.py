@@ -17,7 +17,7 @@ from murmurate.replay.interface import Selection, Steps
 from murmurate.replay.priorities import Prioritized
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.tree import Draw
 
 SIMULATORS, STEPS = 3, 400
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from compiled import GPU, NO_KERNELS, needs_triton
 from murmurate import native
-from murmurate.replay.sum_tree import NATIVE_FAN_OUT, sum_tree, tree_bytes
+from murmurate.replay.sum_tree import sum_tree, tree_bytes
+from murmurate.replay.tree import NATIVE_FAN_OUT
 
 SETS = ("portable", "avx2", "avx512")
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from compiled import GPU, needs_triton
-from murmurate.replay.sum_tree import SumTree, sum_tree
+from murmurate.replay.sum_tree import sum_tree
+from murmurate.replay.tree import SumTree
 
 pytestmark = needs_triton
 

@@ -17,7 +17,7 @@ from murmurate.replay.prefetch import Prefetcher
 from murmurate.replay.priorities import Prioritized, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.tree import Draw
 from murmurate.sources.replay_sampler import ReplaySampler
 from oracles.n_step_adder import Adder
 

@@ -13,7 +13,8 @@ from compiled import GPU, NO_KERNELS, needs_triton
 from murmurate import native
 from murmurate.errors import Refusal
 from murmurate.native import gpu
-from murmurate.replay.sum_tree import Draw, SumTree, sum_tree, tree_bytes
+from murmurate.replay.sum_tree import sum_tree, tree_bytes
+from murmurate.replay.tree import Draw, SumTree
 
 BACKENDS = [
     *(["torch", "native"] if native.kernels is not None else ["torch"]),

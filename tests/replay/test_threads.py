@@ -13,7 +13,8 @@ import torch
 
 from compiled import NO_KERNELS
 from murmurate import native
-from murmurate.replay.sum_tree import SumTree, sum_tree
+from murmurate.replay.sum_tree import sum_tree
+from murmurate.replay.tree import SumTree
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 CAPACITY = 70_000

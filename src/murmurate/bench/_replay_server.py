@@ -30,7 +30,7 @@ from murmurate.replay.interface import Replay, Steps
 from murmurate.replay.priorities import Prioritized
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
-from murmurate.replay.sum_tree import empty_draw
+from murmurate.replay.tree import empty_draw
 
 SIMULATORS = 16  # that fill the replay of frames
 _LINE_BYTES = 64

@@ -15,7 +15,8 @@ from murmurate.errors import Refusal
 from murmurate.losses.q_learning import q_loss, q_target, td_error
 from murmurate.native import gpu
 from murmurate.ranges import PositiveInt
-from murmurate.replay.sum_tree import SumTree, sum_tree
+from murmurate.replay.sum_tree import sum_tree
+from murmurate.replay.tree import SumTree
 
 NAME = "replay-gpu"
 SUMMARY = "sum tree, frames and Q-learning's loss on a GPU: Triton against torch, and whether draws are equal"

@@ -29,6 +29,9 @@ class Capability(enum.Enum):
     SHARED_MEMORY = "shared memory"
 
 
+BETWEEN_HOSTS = frozenset(Capability) - {Capability.SHARED_MEMORY}  # what members on several hosts can have
+
+
 @dataclass
 class Traffic:
     """Counts of one channel at this member: bytes copied in and out, seconds spent waiting, and messages

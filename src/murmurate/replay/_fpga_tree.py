@@ -18,7 +18,7 @@ from murmurate.replay._native_tree import (
     wrong_priority,
 )
 from murmurate.replay._torch_tree import _uniform
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.tree import Draw
 
 _SCALE = 4096.0  # a priority of 1 in fixed point
 _WIDTH, _FAN_OUT = 16, 4  # bits of a priority, children of a node

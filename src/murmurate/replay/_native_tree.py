@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from murmurate import native
-from murmurate.replay.sum_tree import NATIVE_FAN_OUT, Draw
+from murmurate.replay.tree import NATIVE_FAN_OUT, Draw
 
 _LINE_BYTES = 64
 

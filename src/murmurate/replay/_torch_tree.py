@@ -15,7 +15,7 @@ from murmurate.replay._native_tree import (
     wrong_kind,
     wrong_priority,
 )
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.tree import Draw
 
 
 class TorchTree(SeededTree):

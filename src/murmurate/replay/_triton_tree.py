@@ -23,7 +23,7 @@ from murmurate.replay._native_tree import (
     wrong_kind,
     wrong_priority,
 )
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.tree import Draw
 
 _BLOCK = 64  # items of a program: few, so that a batch of 256 is spread over several multiprocessors
 # constants of SplitMix64

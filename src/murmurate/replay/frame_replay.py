@@ -24,7 +24,7 @@ from murmurate.replay.rows import (
     pop_behaviour,
     recorded_columns,
 )
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.tree import Draw
 from murmurate.spec import Shapes
 
 DISCRETE = Column((), torch.int64)  # a discrete action, stored as its index

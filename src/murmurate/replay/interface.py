@@ -11,7 +11,7 @@ from torch import Tensor
 
 from murmurate.replay.async_copy import AsyncCopy
 from murmurate.replay.priorities import SlotSampler
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.tree import Draw
 
 
 @dataclass

@@ -19,7 +19,7 @@ from torch import Tensor
 from murmurate import native
 from murmurate.replay.async_copy import AsyncCopy
 from murmurate.replay.interface import Replay, Sample
-from murmurate.replay.sum_tree import Draw, empty_draw
+from murmurate.replay.tree import Draw, empty_draw
 
 
 @dataclass

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from murmurate.replay._native_tree import check_out
-from murmurate.replay.sum_tree import Draw, SumTree, sum_tree
+from murmurate.replay.sum_tree import sum_tree
+from murmurate.replay.tree import Draw, SumTree
 
 
 class SlotSampler(Protocol):

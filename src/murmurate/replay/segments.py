@@ -16,7 +16,7 @@ from torch import Tensor
 
 from murmurate.replay._native_tree import nothing_to_draw
 from murmurate.replay.priorities import Prioritized, Uniform, refuse_too_many
-from murmurate.replay.sum_tree import Draw, empty_draw
+from murmurate.replay.tree import Draw, empty_draw
 
 
 class Segmented:

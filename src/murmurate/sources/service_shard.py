@@ -29,7 +29,7 @@ from murmurate.fabric.processes.spawn import take_signals
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.replay.rate_limiter import RateLimiter
-from murmurate.replay.sum_tree import Draw, empty_draw
+from murmurate.replay.tree import Draw, empty_draw
 from murmurate.sources import service_links
 from murmurate.sources.polling import use_batch_scheduling
 from murmurate.sources.service_control import (

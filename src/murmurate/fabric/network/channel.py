@@ -8,11 +8,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, Message, Traffic, check_shape, checked_rank
+from murmurate.fabric.interface import (
+    BETWEEN_HOSTS,
+    Capability,
+    FabricError,
+    Message,
+    Traffic,
+    check_shape,
+    checked_rank,
+)
 from murmurate.fabric.network.collectives import NetworkCollectives
 from murmurate.fabric.network.compression import Compression, codec
 from murmurate.fabric.network.endpoint import Endpoint, digest
-from murmurate.fabric.network.fabric import OFFERED
 from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 from murmurate.fabric.network.mailbox import NetworkMailbox
 from murmurate.fabric.network.register import NetworkRegister
@@ -27,7 +34,7 @@ class NetworkChannel:
     of the fabric.
     """
 
-    capabilities: ClassVar[frozenset[Capability]] = OFFERED
+    capabilities: ClassVar[frozenset[Capability]] = BETWEEN_HOSTS
 
     def __init__(
         self, endpoint: Endpoint, name: str, like: Tensor, compression: Compression, group: tuple[int, ...]

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from murmurate.errors import MissingExtra
-from murmurate.fabric.interface import Capability, Fabric, checked_group, checked_rank
+from murmurate.fabric.interface import BETWEEN_HOSTS, Capability, Fabric, checked_group, checked_rank
 from murmurate.fabric.network.compression import Compression, codec
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
@@ -46,8 +46,6 @@ if TYPE_CHECKING:  # modules that need the package cryptography are imported whe
     from murmurate.fabric.network.endpoint import Endpoint
 
 __all__ = ["Compression", "Died", "NetworkFabric", "run_members"]
-
-OFFERED = frozenset({Capability.COLLECTIVE, Capability.MAIL, Capability.REGISTER})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +87,7 @@ class NetworkFabric:
     silence_seconds: float = 4.0
     shared_memory: bool = True
     endpoint: Endpoint = dataclasses.field(init=False, repr=False)
-    capabilities: ClassVar[frozenset[Capability]] = OFFERED
+    capabilities: ClassVar[frozenset[Capability]] = BETWEEN_HOSTS
 
     def __post_init__(self) -> None:
         checked_rank(self.rank, self.size)
