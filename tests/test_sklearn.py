@@ -29,7 +29,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 from murmurate.sklearn import LatentDirichletAllocation
-from murmurate.sklearn.in_memory import Passes
+from murmurate.sklearn.in_memory import CorpusPasses
 
 K, WORDS, DOCUMENTS = 5, 120, 400
 PRIORS = {"n_components": K, "doc_topic_prior": 0.2, "topic_word_prior": 0.1, "random_state": 3}
@@ -290,7 +290,7 @@ def test_other_ranks_of_torchrun_get_the_result(monkeypatch):
     ("total", "batch", "replicas"), [(10, 3, 1), (10, 3, 2), (7, 2, 3), (1, 4, 3), (3, 1, 2)]
 )
 def test_replicas_divide_each_pass(total, batch, replicas, shuffled):
-    passes = Passes(TopicModel(batch=batch), total, 0, first=1, number=2, shuffled=shuffled)
+    passes = CorpusPasses(TopicModel(batch=batch), total, 0, first=1, number=2, shuffled=shuffled)
     parts = [list(passes.parts(total, rank, replicas)) for rank in range(replicas)]
     (count,) = {len(own) for own in parts}
     assert count == 2 * -(-total // (batch * replicas))

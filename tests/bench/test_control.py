@@ -15,7 +15,7 @@ from murmurate import recipes
 from murmurate.agents.sac import SAC
 from murmurate.agents.td3 import TD3
 from murmurate.bench import _sb3_learning, control_learning, control_throughput, spo_learning
-from murmurate.bench._control_limit import ACTIONS, BATCH, OBSERVED, Update
+from murmurate.bench._control_limit import ACTIONS, BATCH, OBSERVED, UpdateProducts
 from murmurate.bench._racer import RaceWindow
 from murmurate.cli.options import change
 from murmurate.errors import MissingExtra, Refusal
@@ -38,7 +38,7 @@ def test_the_limit_multiplies_what_the_learner_multiplies(algorithm: str) -> Non
         torch.ones(BATCH),
         torch.randn(BATCH, OBSERVED),
     )
-    limit = Update(algorithm, torch.float32)
+    limit = UpdateProducts(algorithm, torch.float32)
     with FlopCounterMode(display=False) as ours:
         for _ in range(2):
             learner.learn(Batch(data))

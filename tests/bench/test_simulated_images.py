@@ -5,7 +5,7 @@ import json
 import pytest
 
 from murmurate.bench import jin_imagenet, replicator_scaling
-from murmurate.bench._jin_figure import Curve
+from murmurate.bench._jin_figure import TrainingCurve
 from murmurate.bench._result import progress_log
 from murmurate.bench._simulated_images import NetCosts
 from murmurate.errors import Refusal
@@ -63,7 +63,9 @@ def test_jins_comparison_is_computed_once(tmp_path):
 def test_the_verdict_compares_at_the_same_time():
     def curve(method, losses, end, seconds):
         points = [{"seconds": k, "passes": k, "loss": loss, "accuracy": 0} for k, loss in enumerate(losses)]
-        return Curve(method, 8, 0, [*points, {"seconds": seconds, "passes": 3, "loss": end, "accuracy": 0}])
+        return TrainingCurve(
+            method, 8, 0, [*points, {"seconds": seconds, "passes": 3, "loss": end, "accuracy": 0}]
+        )
 
     curves = [
         curve("all-reduce", [3, 2.5, 2.2, 0.9], 0.5, 9),

@@ -14,8 +14,8 @@ from murmurate.bench._topic_costs import DPSVICosts, fitted
 from murmurate.bench._topic_plan import SpeedupPlan
 from murmurate.bench._topic_real import spreads, times
 from murmurate.bench._topic_runs import (
-    Evaluated,
     EvaluationSchedule,
+    PerplexityPoint,
     evaluations,
     reached,
     validation,
@@ -69,7 +69,11 @@ def seen(plan, world, case, documents=3_000, dense=False, cost=COSTS):
 
 
 def test_a_perplexity_is_reached_at_the_first_look_at_it():
-    looks = [Evaluated(100, 1.0, 90.0), Evaluated(200, 3.0, 80.0), Evaluated(300, 4.0, 85.0)]
+    looks = [
+        PerplexityPoint(100, 1.0, 90.0),
+        PerplexityPoint(200, 3.0, 80.0),
+        PerplexityPoint(300, 4.0, 85.0),
+    ]
     assert reached(looks, 85.0) is looks[1]
     assert reached(looks, 95.0) is looks[0]
     assert reached(looks, 79.0) is None
@@ -149,7 +153,7 @@ def test_speed_ups_are_over_the_first_of_a_panel(plan, world, monkeypatch):
     """Where each case takes as many seconds as it has replicas left to a hundred."""
 
     def evaluations(run, cluster, schedule, *, dense=False):
-        return [Evaluated(1000, 100.0 - run.replicas, 1.0, 7)]
+        return [PerplexityPoint(1000, 100.0 - run.replicas, 1.0, 7)]
 
     monkeypatch.setattr(topics_speedup, "evaluations", evaluations)
     wide = dataclasses.replace(plan, both=(2, 3), where=str(Path(plan.where) / "others"))

@@ -7,7 +7,7 @@ import torch
 
 from murmurate.buffers import as_tensor
 from murmurate.fabric.mean import ordered_mean
-from murmurate.fabric.network.round import Result
+from murmurate.fabric.network.round import RoundResult
 
 
 def test_it_adds_by_rank_whatever_the_order_given():
@@ -21,7 +21,7 @@ def test_it_adds_by_rank_whatever_the_order_given():
 
 def test_a_mean_that_is_sent_again_leaves_the_one_that_is_being_read():
     data = torch.tensor([4.0, 8.0]).view(torch.uint8).numpy()
-    result = Result(1, "mean", [0, 1], data, {}, divisor=4)
+    result = RoundResult(1, "mean", [0, 1], data, {}, divisor=4)
     sent = result.divided(torch.float32)
     assert as_tensor(sent.data, torch.float32).tolist() == [1.0, 2.0]
     assert (sent.divisor, result.divisor) == (1, 4)

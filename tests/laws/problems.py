@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.conformance import problems
-from murmurate.conformance.problems import OPTIMIZERS, Result, same
+from murmurate.conformance.problems import OPTIMIZERS, TrainingResult, same
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
 __all__ = [
-    "HOW", "LINEAR", "OPTIMIZERS", "TYPICAL_OPTIMIZERS", "Point", "Problem", "Result", "halving", "same",
-    "separate_last_layer", "slope",
+    "HOW", "LINEAR", "OPTIMIZERS", "TYPICAL_OPTIMIZERS", "Point", "Problem", "TrainingResult", "halving",
+    "same", "separate_last_layer", "slope",
 ]  # fmt: skip
 
 LINEAR = ("sgd", "momentum", "nesterov", "decayed")  # the update is a linear map of the gradients
@@ -70,7 +70,7 @@ class Problem(problems.Problem):
             batches = [(x.bfloat16(), y) for x, y in batches]
         return super().loss(net, batches)
 
-    def learn(self, strategy: Strategy, updates: int, fabric: Any) -> Result:
+    def learn(self, strategy: Strategy, updates: int, fabric: Any) -> TrainingResult:
         """Train member ``fabric.rank`` on its own batches, with one step of the strategy for each."""
         replicator = Replicator(strategy, fabric)
         replica = replicator.replicate(

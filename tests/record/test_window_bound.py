@@ -19,7 +19,7 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.record.gossip_window import GossipWindow, gossip_window
 from murmurate.record.report import report
 from murmurate.record.runs import open_run
-from murmurate.record.window_bound import _Rows, window_bounds
+from murmurate.record.window_bound import _CoefficientRows, window_bounds
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.pull_gossip import PullGossip
@@ -48,7 +48,7 @@ def test_the_rows_rebuild_every_vector_of_a_run(topology: str, size: int, seed: 
             after[i, k + 1], heard[i] = event.detail[1], {}
     assert len(after) == size * gossip.updates
     # from the middle on: what was published before are messages of the beginning
-    rows = _Rows({i: {"steps": of} for i, of in steps.items()})
+    rows = _CoefficientRows({i: {"steps": of} for i, of in steps.items()})
     for (i, k), vector in after.items():
         rebuilt = np.zeros_like(vector, dtype=np.float64)
         row = rows.after(i, k)
@@ -184,7 +184,7 @@ def test_a_message_may_be_published_before_its_replica_reads_what_came_later(tmp
         1: [[1.0, 1, {}], [1.0, 2, {"2": 3}]],
         2: [[1.0, 1, {}], [1.0, 2, {"0": 2}], [1.0, 3, {}]],
     }
-    row = _Rows({i: {"steps": of} for i, of in steps.items()}).after(0, 2)
+    row = _CoefficientRows({i: {"steps": of} for i, of in steps.items()}).after(0, 2)
     halves = [("start", 0, 0), ("start", 1, 0), ("update", 0, 0), ("update", 1, 0), ("update", 1, 1)]
     assert row == {**dict.fromkeys(halves, 0.5), ("update", 0, 1): 1.0}
     others = {0: {"1": 2, "2": 3}, 1: {"0": 2}, 2: {"0": 2}}

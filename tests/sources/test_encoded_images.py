@@ -21,7 +21,7 @@ from murmurate.errors import RunFailed
 from murmurate.sources import image_processes
 from murmurate.sources.encoded_images import EncodedImageSource
 from murmurate.sources.examples import ExampleOrder
-from murmurate.sources.image_memory import Layout
+from murmurate.sources.image_memory import MemoryLayout
 from murmurate.sources.image_worker import WorkerSettings
 from pictures import number_of, write_folder, write_shards
 from sources.deaths import died_at_start
@@ -45,7 +45,7 @@ def world_of(path, **changes):
 def source(path, workers, *, rank=0, replicas=1, augment=AUGMENT, prefetch=2, batch=BATCH, **changes):
     train = world_of(path, **changes).divided().train
     order = ExampleOrder(len(train), seed=1, rank=rank, replicas=replicas)
-    layout = Layout(1 + prefetch, batch, (SIZE, SIZE, 3), workers)
+    layout = MemoryLayout(1 + prefetch, batch, (SIZE, SIZE, 3), workers)
     settings = WorkerSettings(0, layout, 0, augment, 20, key=7)
     return EncodedImageSource(train.all_examples, train.indices, order, settings, rank)
 

@@ -21,7 +21,7 @@ from murmurate.sources import service_links
 from murmurate.sources.service_control import batch_fields, receive_state, row_tensors, send_state
 from murmurate.sources.service_links import DrawReply, DrawRequest, ShardAddress
 from murmurate.sources.service_shard import ReplayShard, ShardSettings, _Link, joined
-from murmurate.sources.service_slots import BatchSlots, Rows, SlotLayout
+from murmurate.sources.service_slots import BatchSlots, SlotLayout, SlotRows
 from murmurate.sources.shared_ring import ActorRing, ActorStep
 from murmurate.spec import Episode
 
@@ -172,7 +172,7 @@ def test_weights_are_those_of_one_mixture_of_all_shards(config: ReplayConfig) ->
         shard._draw(_Link(socket.socket(), FIELDS, False), slots, DrawRequest(0, part, 1, 0, 0.7, -1.0))
     assert slots.finish(0)
     for number in range(layout.block):
-        columns = row_tensors(slots, FIELDS, 0, Rows(50 * number, 50 * number + 50))
+        columns = row_tensors(slots, FIELDS, 0, SlotRows(50 * number, 50 * number + 50))
         rewards = columns["reward"].tolist()
         assert all(r < 10 for r in rewards[:25])
         assert all(r >= 10 for r in rewards[25:])
@@ -224,7 +224,7 @@ def test_errors_become_priorities_of_the_batches_that_have_some() -> None:
     assert shard._serve()
     expected = torch.full((24,), 0.3)
     for number in range(3):
-        columns = row_tensors(slots, FIELDS, 0, Rows(4 * number, 4 * number + 4))
+        columns = row_tensors(slots, FIELDS, 0, SlotRows(4 * number, 4 * number + 4))
         columns["errors"].fill_(-2.0 - number)
         if number != 1:
             expected[columns["keys"]] = 2.0 + number

@@ -16,7 +16,7 @@ from murmurate.evaluation.games import Games
 from murmurate.evaluation.interface import EvalContext
 from murmurate.recipes import recipe
 from murmurate.training.evaluate import film
-from murmurate.training.video import Mp4, Strip
+from murmurate.training.video import FrameStrip, Mp4
 
 
 def frame(number: int) -> np.ndarray:
@@ -24,7 +24,7 @@ def frame(number: int) -> np.ndarray:
 
 
 def test_a_strip_of_a_long_game_keeps_few_frames_that_are_evenly_spaced(tmp_path: Path) -> None:
-    strip = Strip()
+    strip = FrameStrip()
     for number in (9, 9, None):  # of an episode that was lost
         strip.add(None if number is None else frame(number))
     drawn = frame(0)  # in which an environment draws every frame

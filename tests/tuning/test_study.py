@@ -26,7 +26,7 @@ from murmurate.record.stored import read_object, write_json
 from murmurate.training.run import Run
 from murmurate.tuning import run_process
 from murmurate.tuning import study as study_module
-from murmurate.tuning.objective import Objective, Progress, check_objective, read_objective
+from murmurate.tuning.objective import Objective, TrialProgress, check_objective, read_objective
 from murmurate.tuning.page import _importances
 from murmurate.tuning.space import Dimension
 from murmurate.tuning.study import Study
@@ -435,7 +435,7 @@ def test_another_objective_keeps_the_trials_without_their_values(tmp_path: Path)
 
 def test_progress_is_reported_at_tenths_of_the_budget(tmp_path: Path) -> None:
     run = dataclasses.replace(recipe("cartpole-a2c"), env_steps=1000, replicas=2)
-    progress = Progress(Objective("eval_return_mean"), run, tmp_path)
+    progress = TrialProgress(Objective("eval_return_mean"), run, tmp_path)
     assert progress.poll() == []
 
     def record(replica: int, steps: int, value: float | None, **more: Any) -> None:
@@ -484,7 +484,7 @@ def test_objectives(name: str, text: str | None, found: Objective) -> None:
 
 def test_what_training_records_on_validation_data_stands_for_the_objective(tmp_path: Path) -> None:
     run = dataclasses.replace(recipe("corpus-lda"), env_steps=1000)
-    progress = Progress(read_objective(None, run), run, tmp_path)
+    progress = TrialProgress(read_objective(None, run), run, tmp_path)
     line = {"time_seconds": 1.0, "env_steps": 500, "updates": 1, "perplexity": 40.0, "replica": 0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
     assert progress.poll() == [(5, 40.0)]
@@ -495,7 +495,7 @@ def test_what_training_episodes_say_stands_for_what_the_games_of_evaluations_do(
     name: str, tmp_path: Path
 ) -> None:
     run = dataclasses.replace(recipe("cartpole-a2c"), env_steps=1000)
-    progress = Progress(read_objective(f"eval_{name}:min", run), run, tmp_path)
+    progress = TrialProgress(read_objective(f"eval_{name}:min", run), run, tmp_path)
     line = {"time_seconds": 1.0, "env_steps": 500, "updates": 1, name: 0.5, "replica": 0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
     assert progress.poll() == [(5, 0.5)]

@@ -20,7 +20,7 @@ from murmurate.native.system_calls import unnamed_file
 from murmurate.training import part_file
 from murmurate.worlds import _failures, _game_server, _own_env
 from murmurate.worlds._env_game import EnvGame
-from murmurate.worlds._game_server import Settings, Shared, _Slot
+from murmurate.worlds._game_server import Settings, Shared, _GameSlot
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import batch_size, row_of
 from murmurate.worlds.generators import simulator_seed
@@ -179,7 +179,7 @@ def test_a_reward_beyond_float32_is_not_passed_on() -> None:
         unnamed_file("test"),
     )  # fmt: skip
     shared = Shared(settings)
-    slot = _Slot(settings, shared, 0)
+    slot = _GameSlot(settings, shared, 0)
     slot.begin(0)
     slot.step(0)
     assert "it gave 1e+39 as its reward: it must be finite in float32" in slot.messages[0]
@@ -447,14 +447,14 @@ def test_a_constructor_that_fails_in_a_replacement_is_one_more_failure(
         GymSimulators("leaving", lambda b: (make_leaving(), 10**6), 1, 0)
 
 
-def served_slot(make: str) -> tuple[_Slot, Shared]:
+def served_slot(make: str) -> tuple[_GameSlot, Shared]:
     game = {"make": f"{__name__}:{make}", "options": {}}
     settings = Settings(
         "murmurate.worlds._env_game:EnvGame", game, make, 1, 0, (2,), "float32", (), None, 1, 10.0,
         unnamed_file("test"),
     )  # fmt: skip
     shared = Shared(settings)
-    return _Slot(settings, shared, 0), shared
+    return _GameSlot(settings, shared, 0), shared
 
 
 def test_a_served_environment_that_exits_is_replaced_alone(monkeypatch: pytest.MonkeyPatch) -> None:

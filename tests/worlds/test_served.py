@@ -173,7 +173,7 @@ def test_each_reset_of_a_game_may_take_as_long_as_its_start(
     opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     games = opened(1)
-    slot: Any = _game_server._Slot(games._settings, games._shared, 0)
+    slot: Any = _game_server._GameSlot(games._settings, games._shared, 0)
     slot.begin(5)
     clock, killed = [time.monotonic()], []
     begin = slot._game.begin

@@ -245,7 +245,7 @@ class TRPOAgent(ActsByPolicy):
         self.statistics.load(state)
 
 
-class _Rows(NamedTuple):
+class _Steps(NamedTuple):
     """Some steps of a rollout: those of one forward pass.
 
     weight: their share of the rollout. observation: [n, ...]. action: [n] or [n, D]. old: the policy's
@@ -274,7 +274,7 @@ class _Objective:
     @torch.no_grad()
     def _rows_and_entropy(
         self, data: Trajectory, advantage: Tensor, every: int
-    ) -> tuple[list[_Rows], Tensor]:
+    ) -> tuple[list[_Steps], Tensor]:
         """(one step in ``every``, divided into forward passes; the mean entropy of these steps)."""
         flat = (x[::every].flatten(0, 1) for x in (data.observation, data.action, advantage))
         passes = zip(*(torch.split(x, self._agent.rows_per_pass) for x in flat), strict=True)
@@ -284,7 +284,7 @@ class _Objective:
             old = self._policy(self.theta, observation)
             log_prob, entropy = log_prob_and_entropy(old, action, self._agent.spec)
             weight = len(pass_advantage) / total
-            rows.append(_Rows(weight, observation, action, pass_advantage[None], old, log_prob[None]))
+            rows.append(_Steps(weight, observation, action, pass_advantage[None], old, log_prob[None]))
             entropies.append(weight * entropy.mean())
         return rows, torch.stack(entropies).sum()
 
@@ -294,11 +294,11 @@ class _Objective:
         out: Tensor = functional_call(self._agent.policy_net, parameters, (observation,))
         return out
 
-    def _loss(self, rows: _Rows, policy: Tensor) -> Tensor:
+    def _loss(self, rows: _Steps, policy: Tensor) -> Tensor:
         log_prob = log_probability(policy, rows.action, self._agent.spec)
         return rows.weight * surrogate(log_prob[None], rows.old_log_prob, rows.advantage)
 
-    def _kl(self, rows: _Rows, policy: Tensor) -> Tensor:
+    def _kl(self, rows: _Steps, policy: Tensor) -> Tensor:
         return rows.weight * divergence(rows.old, policy, self._agent.spec).mean()
 
     @torch.no_grad()
@@ -323,7 +323,7 @@ class _Objective:
         """v -> F v. For a rollout of several forward passes each product builds their graphs anew, to save
         memory."""
 
-        def product_of(rows: _Rows) -> Product:
+        def product_of(rows: _Steps) -> Product:
             return fisher_product(lambda x: self._kl(rows, self._policy(x, rows.observation)), self.theta)
 
         if len(self._curvature_rows) == 1:

@@ -56,7 +56,7 @@ class Products:
             product(inputs.transpose(1, 2), gradient)
 
 
-class Update:
+class UpdateProducts:
     """The products of an update of ``td3`` or ``sac``."""
 
     def __init__(self, algorithm: str, dtype: torch.dtype) -> None:
@@ -86,7 +86,7 @@ class Update:
 
 def main(algorithm: str, dtype: torch.dtype, progress: Path) -> None:
     prepare_process(1)  # as learners do
-    write_progress(progress, Update(algorithm, dtype))
+    write_progress(progress, UpdateProducts(algorithm, dtype))
 
 
 if __name__ == "__main__":

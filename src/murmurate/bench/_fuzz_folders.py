@@ -56,7 +56,7 @@ class Saved:
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class DamagedFolder:
     """A verb to run on a copy of the run folder number ``index``, damaged once for each of ``seeds``."""
 
     index: int
@@ -75,18 +75,20 @@ def attack(count: int, seed: int) -> dict[str, int]:
         saved = [_train(Path(folder) / f"run-{i}", options) for i, options in enumerate(_RUNS)]
         attempt = functools.partial(_attempt, saved)
         undamaged = _fuzz_process.attack(
-            attempt, [Case(i, verb, ()) for i in range(len(saved)) for verb in _VERBS], preload=__name__
+            attempt,
+            [DamagedFolder(i, verb, ()) for i in range(len(saved)) for verb in _VERBS],
+            preload=__name__,
         )
         if undamaged["accepted"] < undamaged["attempts"]:
             raise RuntimeError(f"a command failed on a run folder without any damage: {undamaged}")
         return _fuzz_process.attack(attempt, _cases(count, random.Random(seed)), preload=__name__)
 
 
-def _cases(count: int, draw: random.Random) -> Iterator[Case]:
+def _cases(count: int, draw: random.Random) -> Iterator[DamagedFolder]:
     for _ in range(count):
         damages = draw.choice((1, 1, 1, 2, 3))
         seeds = tuple(draw.randrange(2**62) for _ in range(damages))
-        yield Case(draw.randrange(len(_RUNS)), draw.choice(_VERBS), seeds)
+        yield DamagedFolder(draw.randrange(len(_RUNS)), draw.choice(_VERBS), seeds)
 
 
 def _train(folder: Path, options: tuple[str, ...]) -> Saved:
@@ -104,7 +106,7 @@ def _train(folder: Path, options: tuple[str, ...]) -> Saved:
     return Saved(folder, plain(run), (recorded.run, recorded.summary), digests, end)
 
 
-def _attempt(runs: Sequence[Saved], case: Case, work_folder: Path) -> str:
+def _attempt(runs: Sequence[Saved], case: DamagedFolder, work_folder: Path) -> str:
     """Run the verb on a damaged copy; returns the outcome's name."""
     saved, folder = runs[case.index], work_folder / "damaged"
     shutil.copytree(saved.folder, folder)

@@ -21,7 +21,7 @@ from murmurate.datasets.image_files import ImageFiles
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.sources.encoded_images import EncodedImageSource
 from murmurate.sources.examples import ExampleOrder
-from murmurate.sources.image_memory import Layout
+from murmurate.sources.image_memory import MemoryLayout
 from murmurate.sources.image_worker import WorkerSettings, decode_augmented
 
 AUGMENT = Augmentation(crop="resized", flip=True)
@@ -60,7 +60,7 @@ class OurLoader:
 
     def __init__(self, folder: Path, size: int, batch: int, workers: int, prefetch: int) -> None:
         train = files_of(folder, size)
-        layout = Layout(1 + prefetch, batch, (size, size, 3), workers)
+        layout = MemoryLayout(1 + prefetch, batch, (size, size, 3), workers)
         settings = WorkerSettings(0, layout, 0, AUGMENT, train.shortest, key=0)
         order = ExampleOrder(len(train), seed=0, rank=0, replicas=1)
         self._source = EncodedImageSource(train, np.arange(len(train)), order, settings, rank=0)

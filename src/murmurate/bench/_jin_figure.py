@@ -12,7 +12,7 @@ _COLOURS = {"all-reduce": "C0", "elastic": "C1", "push-gossip": "C2", "pull-goss
 
 
 @dataclass(frozen=True)
-class Curve:
+class TrainingCurve:
     """points: ``seconds``, ``passes``, ``loss`` and ``accuracy`` on the validation images, of replica 0, or
     with more than 16 members their means over all; those of the last point are of the consensus parameters on
     the test images."""
@@ -28,7 +28,7 @@ class Curve:
         return (earlier[-1] if earlier else self.points[0])["loss"]
 
 
-def draw(curves: Sequence[Curve], path: Path) -> None:
+def draw(curves: Sequence[TrainingCurve], path: Path) -> None:
     """Draw a row of panels for each number of members, with a line for each curve."""
     member_counts = list(dict.fromkeys(curve.members for curve in curves))
     figure = Figure(figsize=(9, 2.6 * len(member_counts)), layout="constrained")

@@ -9,7 +9,7 @@ from typing import Any
 from murmurate.bench._cache import cached_run, keyed
 from murmurate.bench._result import Log, spread
 from murmurate.bench._topic_plan import SpeedupPlan
-from murmurate.bench._topic_runs import Evaluated, reached
+from murmurate.bench._topic_runs import PerplexityPoint, reached
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.runs import RecordedRun
@@ -85,7 +85,7 @@ def times(measured: dict[str, Any], target_documents: int) -> dict[str, Any]:
     target = next(perplexity for documents, perplexity in points if documents >= target_documents)
     seconds = {}
     for name, run in measured.items():
-        curve = [Evaluated(n, n / run["documents_per_second"], x) for n, x in run["points"]]
+        curve = [PerplexityPoint(n, n / run["documents_per_second"], x) for n, x in run["points"]]
         first = reached(curve, target)
         seconds[name] = None if first is None else first.seconds
     speeds = {name: run["documents_per_second"] for name, run in measured.items()}

@@ -22,7 +22,7 @@ from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.topics import Topics
 
 
-class Evaluated(NamedTuple):
+class PerplexityPoint(NamedTuple):
     """A perplexity. documents: number of documents from which the replicas together have learned. seconds:
     virtual time. folds: number of steps of the master."""
 
@@ -55,7 +55,7 @@ class _PerplexityMonitor:
 
     def __init__(self, schedule: EvaluationSchedule, learners: int) -> None:
         self.schedule = schedule
-        self.evaluated: list[Evaluated] = []
+        self.evaluated: list[PerplexityPoint] = []
         self.documents, self._next, self._left = 0, float(schedule.first), learners
         self.centre: Centre | None = None
         self._reached_target = False
@@ -72,7 +72,7 @@ class _PerplexityMonitor:
         evaluated_member = learner if self.centre is None else self.centre
         topics = cast(ConjugateLearner[Topics], evaluated_member.agent).estimate()
         now, perplexity = learner.member.now, topics.completion_perplexity(self.schedule.validation)
-        self.evaluated.append(Evaluated(self.documents, now, perplexity, folds))
+        self.evaluated.append(PerplexityPoint(self.documents, now, perplexity, folds))
         if self.schedule.factor == 1:
             self._next += self.schedule.first
         else:
@@ -100,7 +100,7 @@ class _PerplexityMonitor:
 
 def evaluations(
     run: Run, cluster: Cluster, schedule: EvaluationSchedule, *, dense: bool = False
-) -> list[Evaluated]:
+) -> list[PerplexityPoint]:
     """Simulate ``run`` on ``cluster`` and evaluate its topics on the way.
 
     The time that an update takes passes between reading the topics and writing to them, so the threads of a
@@ -143,7 +143,7 @@ def evaluations(
     return monitor.evaluated
 
 
-def reached(curve: Sequence[Evaluated], target: float) -> Evaluated | None:
+def reached(curve: Sequence[PerplexityPoint], target: float) -> PerplexityPoint | None:
     """The first evaluation at ``target`` or below; None if there is none.
 
     There is no interpolation, because the perplexity falls in steps, with each fold.

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from murmurate.bench import _resumable, _simulated, _simulated_images
 from murmurate.bench._cache import cached_value
-from murmurate.bench._jin_figure import Curve, draw
+from murmurate.bench._jin_figure import TrainingCurve, draw
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun
 from murmurate.bench._simulated_images import NetCosts
@@ -145,7 +145,7 @@ def check(plan: JinImagesPlan) -> None:
         )
 
 
-def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log) -> list[Curve]:
+def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log) -> list[TrainingCurve]:
     """The curves of all methods with so many members, each of which is computed once."""
     where = Path(plan.where)
     key = [plan.costs_of, plan.costs_side, batch, plan.measured_steps]
@@ -164,7 +164,7 @@ def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log
         run_fields = [fields[key] for key in _RUN_FIELDS]
         compute = functools.partial(learn, plan, run, step)
         points = cached_value(where, name, [run_fields, method, members, batch, seed], compute)
-        curves.append(Curve(method, members, seed, points))
+        curves.append(TrainingCurve(method, members, seed, points))
         last = points[-1]
         log(f"{name}: loss {last['loss']:.3f}, accuracy {last['accuracy']:.4f} after {last['seconds']:.0f} s")
     return curves
@@ -224,7 +224,7 @@ def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float
     return [*points, end]
 
 
-def row(members: int, method: str, curves: Sequence[Curve]) -> dict[str, Any]:
+def row(members: int, method: str, curves: Sequence[TrainingCurve]) -> dict[str, Any]:
     """Means over seeds; ``early_loss``: validation loss at a third of the time that all-reduce takes for its
     run; without all-reduce, of the method's own time."""
     matching = [c for c in curves if (c.members, c.method) == (members, method)]

@@ -14,7 +14,7 @@ from murmurate.bench._cache import cached_value
 from murmurate.bench._result import Log
 from murmurate.bench._topic_costs import DPSVICosts
 from murmurate.bench._topic_plan import FULL_PLAN, SpeedupPlan
-from murmurate.bench._topic_runs import Evaluated, EvaluationSchedule, evaluations, reached, validation
+from murmurate.bench._topic_runs import EvaluationSchedule, PerplexityPoint, evaluations, reached, validation
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
@@ -187,15 +187,15 @@ def _rule(
     """All cases under one step rule."""
     documents = validation(world)
 
-    def curve(name: str, run: Run, seconds: float, target: float, most: int) -> list[Evaluated]:
-        def compute() -> list[Evaluated]:
+    def curve(name: str, run: Run, seconds: float, target: float, most: int) -> list[PerplexityPoint]:
+        def compute() -> list[PerplexityPoint]:
             log(name)
             first = min(1_000, plan.target_documents)
             schedule = EvaluationSchedule(documents, first, plan.look_factor, most, target, folded=True)
             return evaluations(run, cluster(seconds, cost, plan), schedule)
 
         key = [plain(run), dataclasses.asdict(cost), target, most, plan.network, plan.look_factor]
-        return [Evaluated(*point) for point in cached_value(Path(plan.where), name, key, compute)]
+        return [PerplexityPoint(*point) for point in cached_value(Path(plan.where), name, key, compute)]
 
     serial = run_of(world, model(plan, rule), Solo(), 1)
     if rule == "paper":  # with both eta and rho, so that the step is their product
@@ -208,7 +208,7 @@ def _rule(
     svi_target = first_half[-1].perplexity
     svi_at = reached(curve(f"{rule} svi", svi, cost.svi_step_seconds, svi_target, plan.most), svi_target)
     rows: list[dict[str, Any]] = []
-    baselines: dict[tuple[str, int], tuple[SpeedupCase, Evaluated | None]] = {}
+    baselines: dict[tuple[str, int], tuple[SpeedupCase, PerplexityPoint | None]] = {}
     for case in cases(plan, rule):
         points = curve(case.name, dpsvi(plan, world, case), cost.step_seconds, target, plan.most)
         at = reached(points, target)
@@ -231,16 +231,16 @@ def _rule(
     }
 
 
-def _speed_ratio(other: Evaluated | None, at: Evaluated | None) -> float | None:
+def _speed_ratio(other: PerplexityPoint | None, at: PerplexityPoint | None) -> float | None:
     """How many times as fast ``at`` was reached as ``other``; None if either was not reached."""
     return None if at is None or other is None else other.seconds / at.seconds
 
 
 def _row(
     case: SpeedupCase,
-    at: Evaluated | None,
-    serial: Evaluated | None,
-    baseline: tuple[SpeedupCase, Evaluated | None],
+    at: PerplexityPoint | None,
+    serial: PerplexityPoint | None,
+    baseline: tuple[SpeedupCase, PerplexityPoint | None],
 ) -> dict[str, Any]:
     """baseline: the panel's first case, to which the speed-up is relative."""
     p, B, M = case.threads, case.local_updates, case.batch

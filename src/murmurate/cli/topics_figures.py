@@ -31,17 +31,17 @@ _MEANINGS = {
 }
 
 
-class Figure(NamedTuple):
+class TopicFigure(NamedTuple):
     name: str
     value: str
     meaning: str
 
 
-def explained(figures: Mapping[str, Any], words: int) -> list[Figure]:
+def explained(figures: Mapping[str, Any], words: int) -> list[TopicFigure]:
     """Those of ``figures`` that have a meaning here, with it. words: size of the vocabulary."""
     documents = figures.get("test_documents") or 0
     return [
-        Figure(name, _number(figures[name]), meaning.format(words=words, documents=documents))
+        TopicFigure(name, _number(figures[name]), meaning.format(words=words, documents=documents))
         for name, meaning in _MEANINGS.items()
         if name in figures
     ]

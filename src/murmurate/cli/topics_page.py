@@ -16,7 +16,7 @@ import rich.table
 from rich.text import Text
 
 from murmurate.cli.topics import FittedTopics, OtherCorpus, load, writing
-from murmurate.cli.topics_figures import Figure, explained
+from murmurate.cli.topics_figures import TopicFigure, explained
 from murmurate.cli.topics_map import svg_map
 from murmurate.errors import Refusal
 from murmurate.record.stored import read_object
@@ -126,7 +126,7 @@ def _coherence_text(coherence: float | None) -> str:
     return "-" if coherence is None else f"{coherence:.2f}"
 
 
-def _figures(fitted: FittedTopics) -> list[Figure]:
+def _figures(fitted: FittedTopics) -> list[TopicFigure]:
     """The figures in the summary; none before the run has ended."""
     try:
         summary = read_object(fitted.folder / "summary.json")

@@ -64,13 +64,13 @@ class Problem:
         loss: Tensor = (net(x).to(y.dtype) - y).square().mean()
         return loss
 
-    def alone(self, updates: int, ranks: Iterable[int] = (0,)) -> Result:
+    def alone(self, updates: int, ranks: Iterable[int] = (0,)) -> TrainingResult:
         """Train a bare Replica on the joined batches of ``ranks``: no strategy, no fabric, no replicator."""
         replica = Replica("model", self.net(), OPTIMIZERS[self.optimizer], **self.options())
         return self._run(replica, updates, tuple(ranks))
 
-    def _run(self, replica: Replica, updates: int, ranks: tuple[int, ...], start: int = 0) -> Result:
-        result = Result()
+    def _run(self, replica: Replica, updates: int, ranks: tuple[int, ...], start: int = 0) -> TrainingResult:
+        result = TrainingResult()
         for step in range(start, start + updates):
             batches = [self.batch(rank, step) for rank in ranks]
             result.exchanges.append(replica.descend(self.loss(replica.module, batches)))
@@ -80,7 +80,7 @@ class Problem:
 
 
 @dataclass
-class Result:
+class TrainingResult:
     """The training of one replica: its path, and its state at the end."""
 
     path: list[Tensor] = field(default_factory=list)  # the vector [N] after each step

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._image_headers import Header, ImageError, header_of
+from murmurate.datasets._image_headers import ImageError, ImageHeader, header_of
 from murmurate.errors import MissingExtra, cause_of
 
 _MOST_BYTES = 1 << 28  # largest size of an encoded image
@@ -55,7 +55,7 @@ def read_encoded(place: Place) -> bytes:
     return data
 
 
-def checked_header(data: bytes) -> Header:
+def checked_header(data: bytes) -> ImageHeader:
     """The header of an image file. Raises ImageError for data that are no image, are truncated, or are too
     large to be decoded."""
     header = header_of(data)
@@ -78,7 +78,7 @@ def decode(data: bytes) -> NDArray[np.uint8]:
 
 
 def decode_crop(
-    data: bytes, header: Header, crop: Crop, into: NDArray[np.uint8], mirror: bool = False
+    data: bytes, header: ImageHeader, crop: Crop, into: NDArray[np.uint8], mirror: bool = False
 ) -> None:
     """Decode an image file as ``decode`` does, scale its ``crop``, and write it to ``into`` [H, W, 3].
     mirror: whether to mirror it left to right. Raises ImageError; MissingExtra without OpenCV."""

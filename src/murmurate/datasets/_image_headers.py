@@ -17,7 +17,7 @@ class ImageError(ValueError):
     message."""
 
 
-class Header(NamedTuple):
+class ImageHeader(NamedTuple):
     """height, width: in pixels. scalable: whether it can be decoded at 1/2, 1/4 and 1/8 of its size."""
 
     height: int
@@ -25,7 +25,7 @@ class Header(NamedTuple):
     scalable: bool
 
 
-def header_of(data: bytes) -> Header:
+def header_of(data: bytes) -> ImageHeader:
     """The header of a JPEG, PNG, WebP or BMP file. Raises ImageError for other files, and for truncated ones
     (of a BMP file, only if its header is)."""
     if not data:
@@ -37,7 +37,7 @@ def header_of(data: bytes) -> Header:
             if data.rfind(b"IEND") < 0:
                 raise ImageError("truncated image", "its end is missing")
             width, height = struct.unpack_from(">II", data, 16)
-            return Header(height, width, False)
+            return ImageHeader(height, width, False)
         if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
             return _webp(data)
         if data.startswith(_BMP):
@@ -47,7 +47,7 @@ def header_of(data: bytes) -> Header:
     raise ImageError("not an image", f"it begins with {data[:8].hex()}: no JPEG, PNG, WebP or BMP file")
 
 
-def _jpeg(data: bytes) -> Header:
+def _jpeg(data: bytes) -> ImageHeader:
     position, header = 2, None
     while True:
         if data[position] != 0xFF:
@@ -61,7 +61,7 @@ def _jpeg(data: bytes) -> Header:
             continue
         if marker in _FRAMES:
             height, width = struct.unpack_from(">HH", data, position + 5)
-            header = Header(height, width, True)
+            header = ImageHeader(height, width, True)
         if marker == _SCAN:
             break
         position += 2 + struct.unpack_from(">H", data, position + 2)[0]
@@ -72,7 +72,7 @@ def _jpeg(data: bytes) -> Header:
     return header
 
 
-def _webp(data: bytes) -> Header:
+def _webp(data: bytes) -> ImageHeader:
     if struct.unpack_from("<I", data, 4)[0] + 8 > len(data):
         raise ImageError("truncated image", "its end is missing")
     kind = data[12:16]
@@ -85,13 +85,13 @@ def _webp(data: bytes) -> Header:
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
     else:
         raise ImageError("not an image", f"a WebP file does not begin with {kind!r}")
-    return Header(height, width, False)
+    return ImageHeader(height, width, False)
 
 
-def _bmp(data: bytes) -> Header:
+def _bmp(data: bytes) -> ImageHeader:
     (header_bytes,) = struct.unpack_from("<I", data, 14)
     if header_bytes == 12:
         width, height = struct.unpack_from("<HH", data, 18)
     else:
         width, height = struct.unpack_from("<ii", data, 18)
-    return Header(abs(height), width, False)
+    return ImageHeader(abs(height), width, False)

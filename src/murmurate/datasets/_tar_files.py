@@ -25,7 +25,7 @@ class CompressedTar(TarError):
     """A compressed tar file. The message names the program that unpacks it."""
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A file in a tar file. name: includes its folder. offset, size: where its bytes are in the tar file.
     content: its bytes, if they are few; else None."""
 
@@ -35,7 +35,7 @@ class Member(NamedTuple):
     content: bytes | None
 
 
-def members(path: Path) -> Iterator[Member]:
+def members(path: Path) -> Iterator[TarMember]:
     """The ordinary files in a tar file, in order. Raises CompressedTar for a compressed one, OSError if it
     cannot be read, and TarError if it is damaged or truncated, after it has yielded the members before the
     damage. A tar file that was cut between two members counts as whole."""
@@ -60,7 +60,7 @@ def name_at(path: Path, offset: int) -> bytes | None:
         return None
 
 
-def _members(descriptor: int, length: int) -> Iterator[Member]:
+def _members(descriptor: int, length: int) -> Iterator[TarMember]:
     place = 0
     long_name: bytes | None = None
     long_size: int | None = None
@@ -97,7 +97,7 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
             if kind in _FILES and not name.endswith(b"/"):  # old formats mark folders by a slash alone
                 content = block[_BLOCK : _BLOCK + size]
                 is_complete = len(content) == size
-                yield Member(name, first, size, content if is_complete else None)
+                yield TarMember(name, first, size, content if is_complete else None)
             long_name = None
         place = first + -(-size // _BLOCK) * _BLOCK
 

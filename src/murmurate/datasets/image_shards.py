@@ -24,7 +24,7 @@ from murmurate.datasets._image_decoding import Place, read_encoded
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets._image_world import ImageFilesWorld
 from murmurate.datasets._record_errors import refuse_unreadable
-from murmurate.datasets._tar_files import CompressedTar, Member, TarError, members, name_at
+from murmurate.datasets._tar_files import CompressedTar, TarError, TarMember, members, name_at
 from murmurate.datasets.image_files import ImageFiles, bad_image
 from murmurate.datasets.image_folder import SUFFIXES, check_sizes
 from murmurate.datasets.image_set import ImageData, digest_of, refuse_unlearned
@@ -265,7 +265,7 @@ def _is_clutter(name: bytes) -> bool:
     return file.startswith(b".") or b"__MACOSX" in folders
 
 
-def _until_damage(path: Path, damage: list[TarError]) -> Iterator[Member]:
+def _until_damage(path: Path, damage: list[TarError]) -> Iterator[TarMember]:
     """The members before the first damage, which is appended to ``damage``."""
     try:
         yield from members(path)
@@ -280,7 +280,7 @@ def _key(name: bytes) -> tuple[bytes, bytes]:
     return folder + slash + key, suffix.lower()
 
 
-def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
+def _sample(files: Mapping[bytes, TarMember], path: Path) -> tuple[int, int, int]:
     """(offset, size, label) of a sample's image. files: its members by suffix. Raises ImageError."""
     image = next((file for kind, file in files.items() if b"." + kind in _IMAGES), None)
     if image is None:

@@ -120,7 +120,7 @@ class LearnerModel:
         return self.gradient_step_cycles(batch) / self.clock_hz
 
 
-class _Sizes(NamedTuple):
+class _UnitSizes(NamedTuple):
     """Units of some stages, each with the number of its stage, and the cycles that these stages take."""
 
     dsps: int
@@ -147,7 +147,9 @@ def choose(
             _fastest(
                 (
                     # FW's first tile cannot be loaded while it waits
-                    _Sizes(r * c, _own_cycles(kind, k, n, unit, share) + r * (stage == 0), ((stage, unit),))
+                    _UnitSizes(
+                        r * c, _own_cycles(kind, k, n, unit, share) + r * (stage == 0), ((stage, unit),)
+                    )
                     for r, c in product(_tile_sizes(k), _tile_sizes(n))
                     if (unit := Unit(r, c))
                 ),
@@ -178,19 +180,19 @@ def _own_cycles(kind: str, k: int, n: int, unit: Unit, share: int) -> int:
 
 
 def _joined(
-    one: list[_Sizes], other: list[_Sizes], cycles: Callable[[int, int], int], most: int
-) -> list[_Sizes]:
+    one: list[_UnitSizes], other: list[_UnitSizes], cycles: Callable[[int, int], int], most: int
+) -> list[_UnitSizes]:
     """The fastest sizes of the stages of both, whose cycles together are ``cycles`` of those of each."""
     pairs = product(one, other)
     return _fastest(
-        (_Sizes(a.dsps + b.dsps, cycles(a.cycles, b.cycles), a.units + b.units) for a, b in pairs), most
+        (_UnitSizes(a.dsps + b.dsps, cycles(a.cycles, b.cycles), a.units + b.units) for a, b in pairs), most
     )
 
 
-def _fastest(found: Iterable[_Sizes], most: int) -> list[_Sizes]:
+def _fastest(found: Iterable[_UnitSizes], most: int) -> list[_UnitSizes]:
     """Those with at most ``most`` multipliers and fewer cycles than any with as few multipliers, from the
     slowest to the fastest."""
-    kept: list[_Sizes] = []
+    kept: list[_UnitSizes] = []
     for sizes in sorted(found, key=lambda sizes: sizes[:2]):
         if sizes.dsps <= most and (not kept or sizes.cycles < kept[-1].cycles):
             kept.append(sizes)

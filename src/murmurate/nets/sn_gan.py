@@ -18,7 +18,7 @@ _SMALL_IMAGE_LEVELS = 3  # with at most so many doublings of the sides, all maps
 _CLASS_DEVIATION = 0.4  # standard deviation of the initial gains and shifts over the classes
 
 
-class Layout(NamedTuple):
+class NetSizes(NamedTuple):
     """Sizes of both nets for one size of images.
 
     first: (height, width) of the smallest feature maps. generator: channels of the generator's first map,
@@ -32,7 +32,7 @@ class Layout(NamedTuple):
     halvings: int
 
 
-def layout(height: int, width: int, channels: int) -> Layout:
+def layout(height: int, width: int, channels: int) -> NetSizes:
     """The layout for images [C, height, width].
 
     channels: 256 gives the papers' nets. Below 64 pixels: Miyato et al. 2018, Table 4 (28 x 28 is 7 x 7,
@@ -52,11 +52,11 @@ def layout(height: int, width: int, channels: int) -> Layout:
         )
     if doublings <= _SMALL_IMAGE_LEVELS:
         # the discriminator for 32 x 32 pixels: two blocks that halve the sides, then two on 8 x 8 pixels
-        return Layout(sides, (channels,) * (doublings + 1), (max(channels // 2, 1),) * 4, 2)
+        return NetSizes(sides, (channels,) * (doublings + 1), (max(channels // 2, 1),) * 4, 2)
     last_channels = max(channels // 4, 1)
     generator = (16 * last_channels, *(last_channels * 2**level for level in reversed(range(doublings))))
     discriminator = (*(last_channels * 2**level for level in range(doublings)), 16 * last_channels)
-    return Layout(sides, generator, discriminator, doublings)
+    return NetSizes(sides, generator, discriminator, doublings)
 
 
 class GeneratorBlock(nn.Module):

@@ -53,7 +53,7 @@ def window_bounds(run: RecordedRun) -> list[WindowBound]:
             windows.setdefault(float(window["window"]), {})[int(record["replica"])] = window
     comparisons = []
     for begin, members in sorted(windows.items()):
-        rows = _Rows(members)  # for all comparisons in the window, which have most rows in common
+        rows = _CoefficientRows(members)  # for all comparisons in the window, which have most rows in common
         for rank, window in sorted(members.items()):
             if (terms := _terms(rank, window["cut"], rows)) is not None:
                 comparisons.append((begin, window["cut"]["distance"], *terms))
@@ -64,7 +64,7 @@ def window_bounds(run: RecordedRun) -> list[WindowBound]:
     ]
 
 
-def _terms(rank: int, cut: Mapping[str, Any], rows: _Rows) -> tuple[float, float, float] | None:
+def _terms(rank: int, cut: Mapping[str, Any], rows: _CoefficientRows) -> tuple[float, float, float] | None:
     """(sum over the updates, rho, m / n or 1 if that is more) of ``rank``'s comparison ``cut``; None where it
     used what a replica did outside of its recorded window."""
     try:
@@ -83,7 +83,7 @@ def _terms(rank: int, cut: Mapping[str, Any], rows: _Rows) -> tuple[float, float
     return total, rho, max(1.0, on_start.shape[1] / len(compared))
 
 
-class _Rows:
+class _CoefficientRows:
     """A row is the coefficients of one vector or message, by source. Rows are computed when they are needed.
 
     Raises LookupError for a step or a message outside of the recorded windows.

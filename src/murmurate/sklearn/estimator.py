@@ -24,7 +24,7 @@ from murmurate.ranges import (
     UnitInterval,
     number_kinds,
 )
-from murmurate.sklearn.in_memory import Passes
+from murmurate.sklearn.in_memory import CorpusPasses
 from murmurate.strategies import strategy_from
 from murmurate.strategies.interface import Strategy
 from murmurate.workloads.topic_model import TopicModel
@@ -242,9 +242,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         online: bool = False,
     ) -> torch.Tensor:
         """lambda [V, K] after ``number`` passes from ``start``. first: number of the first pass. ends: see
-        ``Passes``. online: whether to learn online, whatever ``learning_method`` is."""
+        ``CorpusPasses``. online: whether to learn online, whatever ``learning_method`` is."""
         model = self._model(len(corpus), is_batch=self.learning_method == "batch" and not online)
-        passes = Passes(model, documents, self._seed, first, number, shuffled, ends or {})
+        passes = CorpusPasses(model, documents, self._seed, first, number, shuffled, ends or {})
         with _as_value_errors():
             learned = passes.run(corpus, strategy_from(self.strategy), self.replicas, start)
         self.n_batch_iter_ += learned.updates

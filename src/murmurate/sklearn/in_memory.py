@@ -38,7 +38,7 @@ class Learned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Passes:
+class CorpusPasses:
     """Passes through a corpus, on one or several replicas.
 
     documents: size of the whole corpus, of which the given one may be a sample. first: number of the first
@@ -131,7 +131,7 @@ class Passes:
 
 
 def _replica(
-    passes: Passes, folder: str, words: int, has_start: bool, loop: OwnLoop
+    passes: CorpusPasses, folder: str, words: int, has_start: bool, loop: OwnLoop
 ) -> tuple[Tensor, int] | None:
     """Train one replica. The main replica returns lambda [V, K] and the number of updates, others None. Under
     torchrun a result that is no tensor or plain value would not reach the other ranks."""

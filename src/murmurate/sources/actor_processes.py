@@ -32,7 +32,7 @@ _STARTUP_SECONDS = 300.0  # the limit before the first step
 _MAX_DEATHS = 5  # the run fails after so many deaths of one actor in a row without a record sent in between
 
 
-class Ring(Protocol):
+class MonitoredRing(Protocol):
     """The queue from an actor to its learner."""
 
     @property
@@ -46,7 +46,7 @@ class Ring(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Ring)
+R = TypeVar("R", bound=MonitoredRing)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _RESULT = np.dtype([("cause", "S40"), ("detail", "S200"), ("left_out", "?")])
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """slots: number of mini-batches in memory at once. batch: number of images in a mini-batch. shape:
     (H, W, C) of an image. workers: number of processes that decode."""
 
@@ -60,9 +60,9 @@ class Layout:
 
 
 class BatchMemory:
-    """The slots, in a file of ``Layout.size_bytes`` bytes that the learner and the processes have open."""
+    """The slots, in a file of ``layout.size_bytes`` bytes that the learner and the processes have open."""
 
-    def __init__(self, descriptor: int, layout: Layout) -> None:
+    def __init__(self, descriptor: int, layout: MemoryLayout) -> None:
         self.layout = layout
         self._lock = threading.Lock()
         mapped = memoryview(mmap.mmap(descriptor, layout.size_bytes, flags=mmap.MAP_SHARED))

@@ -18,7 +18,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.processes.module_process import end_process
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.sources.image_memory import BatchMemory, Layout
+from murmurate.sources.image_memory import BatchMemory, MemoryLayout
 from murmurate.sources.image_worker import WorkerSettings
 
 _MODULE = "murmurate.sources.image_worker"
@@ -80,7 +80,7 @@ class ImageProcesses:
         self._checked_at = time.monotonic()
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> MemoryLayout:
         return self._settings.layout
 
     @property

@@ -12,7 +12,7 @@ from murmurate.datasets._image_decoding import Place, checked_header, decode_cro
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets.image_augmentation import DRAWS, Augmentation
 from murmurate.datasets.image_draws import image_draws
-from murmurate.sources.image_memory import BatchMemory, Layout
+from murmurate.sources.image_memory import BatchMemory, MemoryLayout
 from murmurate.sources.polling import Backoff, settings_of_learner
 
 
@@ -22,7 +22,7 @@ class WorkerSettings:
     ``centre_crop``. key: key of the random numbers (``image_draws``)."""
 
     memory: int
-    layout: Layout
+    layout: MemoryLayout
     worker: int
     augment: Augmentation
     shortest: int

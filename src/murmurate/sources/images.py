@@ -20,7 +20,7 @@ from murmurate.errors import Refusal
 from murmurate.ranges import Range
 from murmurate.sources.encoded_images import EncodedImageSource
 from murmurate.sources.examples import ExampleOrder, ExampleSource, batches_of, check_examples
-from murmurate.sources.image_memory import Layout
+from murmurate.sources.image_memory import MemoryLayout
 from murmurate.sources.image_worker import WorkerSettings
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed, usable_cores
@@ -77,7 +77,7 @@ class ImageSourceConfig(SourceConfig):
         images = cast(DataSet, run.world).divided().train.all_examples
         return 0 if images.encoded is None else self._layout(run, images).workers
 
-    def _layout(self, run: RunView, images: ImageFiles) -> Layout:
+    def _layout(self, run: RunView, images: ImageFiles) -> MemoryLayout:
         channels, height, width = images.shape
         workers = self.workers
         if workers is None:
@@ -85,7 +85,7 @@ class ImageSourceConfig(SourceConfig):
             here = min(run.replicas, int(os.environ.get("LOCAL_WORLD_SIZE", run.replicas)))
             workers = max(1, min(usable_cores() // here, _MOST_WORKERS))
         slots = 1 + (self.prefetch if workers else 0)
-        return Layout(slots, run.learner.requires.batch, (height, width, channels), workers)
+        return MemoryLayout(slots, run.learner.requires.batch, (height, width, channels), workers)
 
     def open(self, context: SourceContext) -> ImageSource | EncodedImageSource:
         run = context.run

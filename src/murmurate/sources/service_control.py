@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.sources.service_slots import BatchSlots, Rows
+from murmurate.sources.service_slots import BatchSlots, SlotRows
 from murmurate.spec import EnvSpec, Shapes
 
 Field = tuple[tuple[int, ...], torch.dtype]
@@ -36,7 +36,7 @@ def batch_fields(spec: EnvSpec, behaviour: Shapes) -> dict[str, Field]:
     }
 
 
-def row_tensors(slots: BatchSlots, fields: dict[str, Field], slot: int, rows: Rows) -> dict[str, Tensor]:
+def row_tensors(slots: BatchSlots, fields: dict[str, Field], slot: int, rows: SlotRows) -> dict[str, Tensor]:
     """The columns of some rows of a slot, as tensors in its memory."""
     return {
         name: torch.frombuffer(slots.bytes_of(name, slot, rows), dtype=dtype).view(-1, *shape)

@@ -22,7 +22,7 @@ _STATE, _NUMBER, _ERROR_BITS, _PARTS = range(4)  # a slot's cells; from _PARTS o
 NO_OWNER = -1  # owners are stored plus one, so that zeroed memory reads as this
 
 
-class Rows(NamedTuple):
+class SlotRows(NamedTuple):
     """The rows of a slot from ``low`` up to but not including ``high``."""
 
     low: int
@@ -41,10 +41,12 @@ class SlotLayout:
     parts: int
     columns: tuple[tuple[str, int], ...]
 
-    def rows(self, part: int, batch_index: int) -> Rows:
+    def rows(self, part: int, batch_index: int) -> SlotRows:
         """The rows of a part in the batch with that index in the block."""
         first = self.batch * batch_index
-        return Rows(first + self.batch * part // self.parts, first + self.batch * (part + 1) // self.parts)
+        return SlotRows(
+            first + self.batch * part // self.parts, first + self.batch * (part + 1) // self.parts
+        )
 
     def count(self, part: int) -> int:
         """Number of rows of a part in all batches of a block."""
@@ -84,7 +86,7 @@ class BatchSlots:
     def mapped(cls, descriptor: int, layout: SlotLayout) -> BatchSlots:
         return cls(memoryview(mmap.mmap(descriptor, layout.size_bytes)), layout)
 
-    def bytes_of(self, column: str, slot: int, rows: Rows) -> memoryview:
+    def bytes_of(self, column: str, slot: int, rows: SlotRows) -> memoryview:
         start, size = self.start(column, slot), self._sizes[column]
         return self.memory[start + size * rows.low : start + size * rows.high]
 

@@ -23,7 +23,7 @@ from murmurate.sources.service_control import batch_fields, row_tensors
 from murmurate.sources.service_links import ShardAddress
 from murmurate.sources.service_processes import SamplerProcess, ServiceProcesses, empty_state
 from murmurate.sources.service_shard import ShardSettings
-from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, Rows, SlotLayout
+from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayout, SlotRows
 from murmurate.sources.shared_ring import ActorRing
 from murmurate.sources.simulator_groups import check_loaded_simulators
 from murmurate.spec import Batch, Episode, derive_generator, derive_seed
@@ -126,7 +126,7 @@ class ServiceSource:
     def _slot(self, sampler: SamplerProcess, number: int) -> _Slot:
         size, samples, errors = self._layout.batch, [], []
         for k in range(self._layout.block):
-            columns = row_tensors(sampler.slots, self._fields, number, Rows(k * size, (k + 1) * size))
+            columns = row_tensors(sampler.slots, self._fields, number, SlotRows(k * size, (k + 1) * size))
             errors.append(columns.pop("errors"))
             behaviour = {n.partition(".")[2]: x for n, x in columns.items() if n.startswith("behaviour.")}
             plain = {name: x for name, x in columns.items() if not name.startswith("behaviour.")}

@@ -104,8 +104,8 @@ class Parts:
         opened._open_channel = lambda label, like: fabric.channel(f"{name} {label}", like, members)
         return opened
 
-    def share(self, replica: Replica) -> SharedVector:
-        """``replica``'s vector on all parts, with the leader's values (see ``SharedVector``).
+    def share(self, replica: Replica) -> PartsVector:
+        """``replica``'s vector on all parts, with the leader's values (see ``PartsVector``).
 
         All parts call it for the same replicas in the same order.
         """
@@ -114,7 +114,7 @@ class Parts:
             assert self._open_channel is not None, "made by Parts.open"
             channel = self._open_channel(replica.name, replica.params.detach())
             self._vectors.append(channel)
-        return SharedVector(self, channel, replica)
+        return PartsVector(self, channel, replica)
 
     @property
     def bytes(self) -> int:
@@ -262,7 +262,7 @@ class Parts:
         return f" (in or after layer '{self.layer}')" if self.layer else ""
 
 
-class SharedVector:
+class PartsVector:
     """A replica's vector, which all its parts hold with the values of the leader, part 0 (see
     ``replicator.replica_parts``). channel: a channel of this vector between the parts; None for a single
     part."""

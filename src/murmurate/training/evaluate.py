@@ -24,7 +24,7 @@ from murmurate.training.restore import load_agent, load_chosen, run_folder
 from murmurate.training.run import Run
 from murmurate.training.run_folder import locked
 from murmurate.training.threads import all_threads
-from murmurate.training.video import Mp4, Strip
+from murmurate.training.video import FrameStrip, Mp4
 from murmurate.worlds.interface import Picture
 
 _LEAST_FREE_BYTES = 2 * 2**30  # of a GPU on which a data set is evaluated
@@ -158,7 +158,7 @@ def write_video(run: Run, folder: Path, learner: Any, target: Path, seed: int | 
     first = next(frames, None)  # raises what is wrong with the world before anything is written
     target.parent.mkdir(exist_ok=True)
     world: Any = run.world  # of simulators, as it has pictures
-    strip = Strip()
+    strip = FrameStrip()
     with replacing(target) as fresh, Mp4(fresh, target, world.env_steps_per_second) as mp4:
         for frame in itertools.chain([first], frames):
             mp4.add(frame)
@@ -211,7 +211,7 @@ def write_picture(run: Run, folder: Path) -> None:
     if checkpoint.damage(checkpoint_folder, replays=False) is None:
         with contextlib.suppress(Refusal, RunFailed, OSError):
             if (frames := film(run, folder, load_agent(run, checkpoint_folder))) is not None:
-                strip = Strip()
+                strip = FrameStrip()
                 for frame in frames:
                     strip.add(frame)
                 strip.write(folder / "videos" / "frames.png")

@@ -84,7 +84,7 @@ class Mp4:
             self._process = None
 
 
-class Strip:
+class FrameStrip:
     """Eight frames side by side, evenly spaced over a game whose length is known at its end only."""
 
     def __init__(self) -> None:

@@ -94,7 +94,7 @@ def _recorded(name: str, run: Run) -> str:
     return of_validation.get(name, name)
 
 
-class Progress:
+class TrialProgress:
     """Follows a trial's ``metrics.jsonl``: the objective at each tenth of the run's budget.
 
     run: the trial's run, whose end is the budget. folder: the trial's folder, which need not exist yet.

@@ -18,7 +18,7 @@ from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, set_aside
 from murmurate.tuning import run_process
 from murmurate.tuning.drawings import short_word
-from murmurate.tuning.objective import Objective, Progress
+from murmurate.tuning.objective import Objective, TrialProgress
 from murmurate.tuning.page import write_page
 from murmurate.tuning.run_process import INTERRUPTED, HeldRun, Running, RunProcess
 from murmurate.tuning.space import Dimension, words
@@ -139,7 +139,7 @@ class Study:
         folder = self.folder / f"trial-{held.number:04d}"
         options = words(self.space, held.trial.params)
         run = self.with_options(self.run, options)  # its budget may be searched, too
-        trial = _Trial(held, folder, Progress(self.objective, run, folder))
+        trial = _Trial(held, folder, TrialProgress(self.objective, run, folder))
         if run_process.has_finished(folder):  # an earlier command was killed before it told Optuna
             return trial, HeldRun(folder)
         if run_process.is_held(folder):
@@ -249,7 +249,7 @@ class _Trial:
 
     held: HeldTrial
     folder: Path
-    progress: Progress
+    progress: TrialProgress
     pruned: bool = False
     foreign: bool = False
 

@@ -81,7 +81,7 @@ class SNGAN(LearnerConfig):
         return SNGANLearner(self, context)
 
 
-class Sampler:
+class ImageSampler:
     """Makes images of given classes, each independent of the others."""
 
     def __init__(self, net: Generator) -> None:
@@ -190,12 +190,12 @@ class SNGANLearner:
 
     # -- sampling -----------------------------------------------------------------------------------
 
-    def sampler(self) -> Sampler:
+    def sampler(self) -> ImageSampler:
         """Makes images with a copy of the generator's present moving average: ``sampler().net`` is a plain
         module in float32, to keep or to export."""
         random = derive_generator(self._seed, "standing statistics")
         batches = [self._draw(_STANDING_BATCH, random) for _ in range(_STANDING_BATCHES)]
-        return Sampler(self.generator.average.frozen(batches))
+        return ImageSampler(self.generator.average.frozen(batches))
 
     def state(self) -> dict[str, Any]:
         return {"generator_loss": float(self._generator_loss)}

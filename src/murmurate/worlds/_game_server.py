@@ -149,7 +149,7 @@ class Shared:
         self.screen: Frame | None = views[7] if screen else None
 
 
-class _Slot:
+class _GameSlot:
     """One game, and its place in the shared memory."""
 
     def __init__(self, settings: Settings, shared: Shared, index: int) -> None:
@@ -291,7 +291,7 @@ class _Server:
     def __init__(self, settings: Settings) -> None:
         self._shared = Shared(settings)
         self._action = settings.action
-        self._slots = [_Slot(settings, self._shared, b) for b in range(settings.size)]
+        self._slots = [_GameSlot(settings, self._shared, b) for b in range(settings.size)]
         self._threads = min(settings.threads, settings.size)
         self._pool = ThreadPoolExecutor(self._threads)  # even for one: some games accept only their maker
 
@@ -301,14 +301,16 @@ class _Server:
         if kind == SAVE:
             return pickle.dumps(self._call_all(lambda slot, _: slot.save(), self._slots))
         if kind == STEP and self._action:
-            self._call_all(_Slot.step, list(np.frombuffer(payload, np.float32).reshape(-1, *self._action)))
+            self._call_all(
+                _GameSlot.step, list(np.frombuffer(payload, np.float32).reshape(-1, *self._action))
+            )
         elif kind == STEP:
-            self._call_all(_Slot.step, np.frombuffer(payload, np.int64).tolist())
+            self._call_all(_GameSlot.step, np.frombuffer(payload, np.int64).tolist())
         else:
             steps, values = pickle.loads(payload)
             for slot in self._slots:
                 slot.steps = steps
-            self._call_all(_Slot.begin if kind == RESET else _Slot.load, values)
+            self._call_all(_GameSlot.begin if kind == RESET else _GameSlot.load, values)
         messages = [message for slot in self._slots for message in slot.messages]
         for slot in self._slots:
             slot.messages.clear()
@@ -316,9 +318,9 @@ class _Server:
         return pickle.dumps((messages, figures)) if messages or figures else b""
 
     def close(self) -> None:
-        wait([self._pool.submit(lambda: list(map(_Slot.close, self._slots)))], timeout=_CLOSE_SECONDS)
+        wait([self._pool.submit(lambda: list(map(_GameSlot.close, self._slots)))], timeout=_CLOSE_SECONDS)
 
-    def _call_all(self, call: Callable[[_Slot, Any], Any], values: Sequence[Any]) -> list[Any]:
+    def _call_all(self, call: Callable[[_GameSlot, Any], Any], values: Sequence[Any]) -> list[Any]:
         """The results of ``call(slot, value)`` for each slot; each idle thread takes the next slot."""
         # the threads share this iterator: ``next`` of a list's iterator is atomic
         calls = iter(list(enumerate(zip(self._slots, values, strict=True))))

@@ -31,7 +31,7 @@ from murmurate.fabric.network.engine import Attempt, Engine
 from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import PIECE_ACTS, ReduceScatter
-from murmurate.fabric.network.round import Result, RoundInput, RoundState, member_ranks
+from murmurate.fabric.network.round import RoundInput, RoundResult, RoundState, member_ranks
 
 _MIN_ENGINE_BYTES = 256 << 10  # smaller vectors go through the leader, which needs fewer messages
 # how long to wait for the leader's result after the deadline, and for a finished member's frames in flight
@@ -64,7 +64,7 @@ class NetworkCollectives:
         if not endpoint.credentials.encrypt and dtype in DTYPES and self._lease_seconds > 0:
             self._groups = ProcessGroups(endpoint, identity, self._lease_seconds, dtype, traffic)
 
-    def run(self, call: str, x: Tensor | None) -> Result:
+    def run(self, call: str, x: Tensor | None) -> RoundResult:
         """Contribute ``x`` [N] to the next round, without the lock; give its result. Raises FabricError."""
         endpoint, state = self._endpoint, self._state
         end = time.monotonic() + endpoint.deadline_seconds
@@ -86,7 +86,7 @@ class NetworkCollectives:
                 del state.contributions[old]
         return result
 
-    def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
+    def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> RoundResult | None:
         """The result; None if the leader must execute the round: all members have then been notified."""
         endpoint, state = self._endpoint, self._state
         lease_end = time.monotonic() + self._lease_seconds
@@ -120,7 +120,7 @@ class NetworkCollectives:
                 endpoint.connections[rank].connected or self._is_gone(rank) for rank in attempt.others
             )
             if result is not None and all_in_reach and not is_void():
-                state.last = Result(number, call, members, result.data, result.versions, result.divisor)
+                state.last = RoundResult(number, call, members, result.data, result.versions, result.divisor)
                 return state.last
             state.repeat_asked = number
             for rank in attempt.others:
@@ -129,7 +129,7 @@ class NetworkCollectives:
             self._groups.drop()
         return None
 
-    def _by_leader(self, number: int, call: str, x: Tensor | None, end: float) -> Result:
+    def _by_leader(self, number: int, call: str, x: Tensor | None, end: float) -> RoundResult:
         """The result of the round that the leader (this member or another) executes. Raises FabricError."""
         copied = None
         if x is not None:
@@ -162,7 +162,7 @@ class NetworkCollectives:
 
     # -- as a member (all with the lock held) -------------------------------------------------------
 
-    def _result_of(self, number: int) -> Result | None:
+    def _result_of(self, number: int) -> RoundResult | None:
         """The result of round ``number``, if that is the last one with a result."""
         last = self._state.last
         return last if last is not None and last.round == number else None
@@ -274,7 +274,7 @@ class NetworkCollectives:
             return
         self._accept_result(self._result(number, parts))
 
-    def _result(self, number: int, contributions: dict[int, RoundInput]) -> Result:
+    def _result(self, number: int, contributions: dict[int, RoundInput]) -> RoundResult:
         call, members = contributions[self._endpoint.rank].call, sorted(contributions)
         inputs = {rank: part.x for rank, part in contributions.items() if part.x is not None}
         data: Any = None
@@ -290,9 +290,9 @@ class NetworkCollectives:
             vectors_in_order = [as_tensor(inputs[rank], self.dtype) for rank in members]
             data = torch.cat(vectors_in_order).view(torch.uint8).numpy()
         versions = {rank: part.version for rank, part in contributions.items()}
-        return Result(number, call, members, data, versions)
+        return RoundResult(number, call, members, data, versions)
 
-    def _accept_result(self, result: Result) -> None:
+    def _accept_result(self, result: RoundResult) -> None:
         """Keep a result, and pass it on to the members that have sent their part here."""
         self._state.last = result
         self._state.members = set(result.members)
@@ -301,7 +301,7 @@ class NetworkCollectives:
                 self._send_result(rank, result)
         self._endpoint.notify()
 
-    def _send_result(self, to: int, result: Result) -> None:
+    def _send_result(self, to: int, result: RoundResult) -> None:
         result = result.divided(self.dtype)
         meta = {
             "act": "result",
@@ -348,7 +348,7 @@ class NetworkCollectives:
             if not isinstance(versions, list) or len(versions) != len(members):
                 raise FrameRejected("meta", "a result without its members' versions")
             numbers = dict(zip(members, map(int, versions), strict=True))
-            result = Result(number, str(frame.meta.get("call")), members, frame.payload, numbers)
+            result = RoundResult(number, str(frame.meta.get("call")), members, frame.payload, numbers)
             if number == state.round and not self._result_of(number):
                 self._accept_result(result)
         else:

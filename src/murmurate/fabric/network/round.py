@@ -13,7 +13,7 @@ from murmurate.fabric.network.frames import FrameRejected
 
 
 @dataclass(frozen=True)
-class Result:
+class RoundResult:
     """The result of one round.
 
     members: the members that took part. data: a buffer with one vector [N], or with one for each member,
@@ -28,7 +28,7 @@ class Result:
     versions: dict[int, int]
     divisor: int = 1
 
-    def divided(self, dtype: torch.dtype) -> Result:
+    def divided(self, dtype: torch.dtype) -> RoundResult:
         """The result with its data divided, as it is sent to others. This one does not change, as the thread
         that made the call may be reading it."""
         if self.divisor == 1:
@@ -60,7 +60,7 @@ class RoundState:
     round: int = 0
     call: str = ""
     leader: int | None = None
-    last: Result | None = None
+    last: RoundResult | None = None
     contributions: dict[int, dict[int, RoundInput]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     repeat_asked: int = 0

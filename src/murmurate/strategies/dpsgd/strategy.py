@@ -30,7 +30,7 @@ _PUSH = "update"  # the tag of pushes
 _LOST = "v"  # what is lost with the centre
 
 
-class _Sizes(NamedTuple):
+class _RuleSizes(NamedTuple):
     """p; batch: M; rate_factor: the factor of Corollary 1 for eta and rho; rho."""
 
     p: int
@@ -118,14 +118,14 @@ class DPSGD(Strategy):
             return self
         return dataclasses.replace(self, global_learning_rate=rate, scale_rates=True)
 
-    def _sizes(self, replicas: int) -> _Sizes:
+    def _sizes(self, replicas: int) -> _RuleSizes:
         """The sizes in a run of so many replicas."""
         p = min(self.threads or replicas, replicas)
         nodes = -(-replicas // p)
         batch = self.batch or nodes
         updates_over_b = p if self.counted == "replica" else 1  # updates of a push, divided by B
         rate_factor = scaled_rate(1.0, updates_over_b, self.local_updates, batch) if self.scale_rates else 1.0
-        return _Sizes(p, batch, rate_factor, rate_factor * (self.global_learning_rate or 1 / nodes))
+        return _RuleSizes(p, batch, rate_factor, rate_factor * (self.global_learning_rate or 1 / nodes))
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         replicas, self._pushes = replicas_of(channel), CheckpointBarrier(_PUSH)
