@@ -46,134 +46,134 @@ def vector(rank: int, salt: int = 0) -> torch.Tensor:
     return torch.randn(N, generator=torch.Generator().manual_seed(100 * salt + rank))
 
 
-def channel(door, name="model", like=None):
-    return door.channel(name, torch.zeros(N) if like is None else like)
+def open_channel(fabric, name="model", like=None):
+    return fabric.channel(name, torch.zeros(N) if like is None else like)
 
 
-def look_around(door):
-    fabric = channel(door)
-    return door.rank, door.size, fabric.rank, fabric.size, list(fabric.living()), list(door.living())
+def look_around(fabric):
+    channel = open_channel(fabric)
+    return fabric.rank, fabric.size, channel.rank, channel.size, list(channel.living()), list(fabric.living())
 
 
-def mean_twice(door):
-    fabric, results = channel(door), []
+def mean_twice(fabric):
+    channel, results = open_channel(fabric), []
     for salt in range(2):
-        x = vector(door.rank, salt)
-        results.append((fabric.mean_(x), x))
+        x = vector(fabric.rank, salt)
+        results.append((channel.mean_(x), x))
     return results
 
 
-def mean_whole_numbers(door):
-    fabric = channel(door)
-    x = torch.arange(N, dtype=torch.float32) * (door.rank + 1)
-    fabric.mean_(x)
+def mean_whole_numbers(fabric):
+    channel = open_channel(fabric)
+    x = torch.arange(N, dtype=torch.float32) * (fabric.rank + 1)
+    channel.mean_(x)
     return x
 
 
-def mean_a_parameter(door):
-    x = torch.nn.Parameter(vector(door.rank))
+def mean_a_parameter(fabric):
+    x = torch.nn.Parameter(vector(fabric.rank))
     place = x.data_ptr()
-    channel(door).mean_(x)
+    open_channel(fabric).mean_(x)
     return x.detach().clone(), x.data_ptr() == place
 
 
-def broadcast_from_each(door):
-    fabric, results = channel(door), []
-    for root in range(door.size):
-        x = vector(door.rank, salt=root)
-        fabric.broadcast_(x, root)
+def broadcast_from_each(fabric):
+    channel, results = open_channel(fabric), []
+    for root in range(fabric.size):
+        x = vector(fabric.rank, salt=root)
+        channel.broadcast_(x, root)
         results.append(x)
     return results
 
 
-def gather_and_change(door):
-    fabric = channel(door)
-    x = vector(door.rank)
-    gathered = fabric.gather(x)
+def gather_and_change(fabric):
+    channel = open_channel(fabric)
+    x = vector(fabric.rank)
+    gathered = channel.gather(x)
     x.fill_(-1.0)
     kept = {rank: theirs.clone() for rank, theirs in gathered.items()}
     for theirs in gathered.values():
-        theirs += 1 + door.rank
-    fabric.mean_(x)  # all have written into theirs by now
+        theirs += 1 + fabric.rank
+    channel.mean_(x)  # all have written into theirs by now
     return kept, {rank: theirs.clone() for rank, theirs in gathered.items()}
 
 
-def many_rounds(door):
+def many_rounds(fabric):
     """Mixed collectives: nobody may overtake into another's round."""
-    fabric, results = channel(door), []
+    channel, results = open_channel(fabric), []
     for turn in range(40):
-        x = torch.full((N,), float(turn * 100 + door.rank))
+        x = torch.full((N,), float(turn * 100 + fabric.rank))
         if turn % 3 == 0:
-            fabric.mean_(x)
+            channel.mean_(x)
         elif turn % 3 == 1:
-            fabric.broadcast_(x, turn % door.size)
+            channel.broadcast_(x, turn % fabric.size)
         else:
-            x = sum(fabric.gather(x).values())
+            x = sum(channel.gather(x).values())
         results.append(float(x[0]))
     return results
 
 
-def two_channels(door):
-    one, other = channel(door, "actor"), channel(door, "critic", torch.zeros(3))
-    one.publish(torch.full((N,), 1.0 + door.rank))
-    other.publish(torch.full((3,), -1.0 - door.rank))
-    x, y = torch.full((N,), float(door.rank)), torch.full((3,), 10.0 * door.rank)
+def two_channels(fabric):
+    one, other = open_channel(fabric, "actor"), open_channel(fabric, "critic", torch.zeros(3))
+    one.publish(torch.full((N,), 1.0 + fabric.rank))
+    other.publish(torch.full((3,), -1.0 - fabric.rank))
+    x, y = torch.full((N,), float(fabric.rank)), torch.full((3,), 10.0 * fabric.rank)
     one.mean_(x)
     other.mean_(y)
     return x, y, one.peek(0)[0].clone(), other.peek(0)[0].clone()
 
 
-def silent_in_mean(door):
-    fabric, last = channel(door), door.size - 1
-    if door.rank == last:  # lives until all others have given up
-        return [fabric.wait("gave up", 60.0) is not None for _ in range(last)]
-    others = [rank for rank in range(last) if rank != door.rank]
+def silent_in_mean(fabric):
+    channel, last = open_channel(fabric), fabric.size - 1
+    if fabric.rank == last:  # lives until all others have given up
+        return [channel.wait("gave up", 60.0) is not None for _ in range(last)]
+    others = [rank for rank in range(last) if rank != fabric.rank]
     for other in others:
-        fabric.send(other, "about to call", vector(door.rank), deadline_seconds=60.0)
+        channel.send(other, "about to call", vector(fabric.rank), deadline_seconds=60.0)
     for _ in others:
-        assert fabric.wait("about to call", 60.0) is not None
+        assert channel.wait("about to call", 60.0) is not None
     try:
-        fabric.mean_(vector(door.rank))
+        channel.mean_(vector(fabric.rank))
     except FabricError as error:
-        fabric.send(last, "gave up", vector(door.rank))
+        channel.send(last, "gave up", vector(fabric.rank))
         return str(error)
     return "no error"
 
 
-def send_numbers(count, door):
-    fabric = channel(door)
+def send_numbers(count, fabric):
+    channel = open_channel(fabric)
     accepted = [
-        fabric.send(0, tag, torch.full((N,), float(number)), note=2.0**53 - number)
+        channel.send(0, tag, torch.full((N,), float(number)), note=2.0**53 - number)
         for number in range(count)
         for tag in ("odd", "even")[number % 2 :]
     ]
     return accepted
 
 
-def receive_numbers(count, door):
-    fabric, streams = channel(door), {}
+def receive_numbers(count, fabric):
+    channel, streams = open_channel(fabric), {}
     for tag in ("even", "odd"):
         expected = count if tag == "even" else (count + 1) // 2
-        for _ in range(expected * (door.size - 1)):
-            sender, x, note = fabric.wait(tag, 30.0)
+        for _ in range(expected * (fabric.size - 1)):
+            sender, x, note = channel.wait(tag, 30.0)
             assert bool((x == x[0]).all())
             assert note == 2.0**53 - float(x[0])
             streams.setdefault((sender, tag), []).append(float(x[0]))
-    return streams, fabric.receive("even"), fabric.wait("odd", 0.02), fabric.receive("unheard")
+    return streams, channel.receive("even"), channel.wait("odd", 0.02), channel.receive("unheard")
 
 
-def send_what_changes(door):
-    fabric = channel(door)
+def send_what_changes(fabric):
+    channel = open_channel(fabric)
     x = vector(7)
-    fabric.send(1, "x", x)
+    channel.send(1, "x", x)
     x.fill_(0.0)
-    fabric.broadcast_(x, 0)
+    channel.broadcast_(x, 0)
 
 
-def receive_after_the_change(door):
-    fabric = channel(door)
-    fabric.broadcast_(torch.zeros(N), 0)
-    return fabric.wait("x", 30.0)
+def receive_after_the_change(fabric):
+    channel = open_channel(fabric)
+    channel.broadcast_(torch.zeros(N), 0)
+    return channel.wait("x", 30.0)
 
 
 SHORT = (1, N - 1, N, 3)
@@ -184,184 +184,190 @@ def any_bits(count):
     return torch.arange(1, count + 1, dtype=torch.int32).mul_(0x7FE00001 // 3).view(torch.float32)
 
 
-def send_shorter_ones(door):
-    fabric = channel(door)
+def send_shorter_ones(fabric):
+    channel = open_channel(fabric)
     for count in SHORT:
-        fabric.send(1, "x", any_bits(count), note=count)
+        channel.send(1, "x", any_bits(count), note=count)
 
 
-def receive_shorter_ones(door):
-    fabric = channel(door)
-    messages = [fabric.wait("x", 20.0) for _ in SHORT]
+def receive_shorter_ones(fabric):
+    channel = open_channel(fabric)
+    messages = [channel.wait("x", 20.0) for _ in SHORT]
     return [(message.note, message.x.view(torch.int32).tolist()) for message in messages]
 
 
-def send_many(count, door):
-    fabric = channel(door)
+def send_many(count, fabric):
+    channel = open_channel(fabric)
     for number in range(count):
-        assert fabric.send(1, "kept", torch.full((N,), float(number)))
-    fabric.mean_(torch.zeros(N))
+        assert channel.send(1, "kept", torch.full((N,), float(number)))
+    channel.mean_(torch.zeros(N))
 
 
-def keep_all_letters(count, door):
+def keep_all_letters(count, fabric):
     """Keeps them all, writes into each, and says what each holds once the last has come."""
-    fabric = channel(door)
+    channel = open_channel(fabric)
     kept = []
     while len(kept) < count:
-        message = fabric.wait("kept", 30.0)
+        message = channel.wait("kept", 30.0)
         message.x.add_(1000.0)
         kept.append(message.x)
-    fabric.mean_(torch.zeros(N))
+    channel.mean_(torch.zeros(N))
     return [x.unique().tolist() for x in kept]
 
 
-def flood(door):
+def flood(fabric):
     """Send until refused, then publish how many were taken, whereupon rank 1 begins to read."""
-    fabric = channel(door)
+    channel = open_channel(fabric)
     taken = 0
-    while fabric.send(1, "flood", torch.full((N,), float(taken))):
+    while channel.send(1, "flood", torch.full((N,), float(taken))):
         taken += 1
         if taken > 5000:
             return "unbounded"
-    fabric.publish(torch.full((N,), float(taken)))
+    channel.publish(torch.full((N,), float(taken)))
     return taken
 
 
-def read_after_the_flood(door):
-    fabric = channel(door)
-    fabric.wait_newer([0], [0], 30.0)
-    taken = fabric.peek(0)[0].clone()
+def read_after_the_flood(fabric):
+    channel = open_channel(fabric)
+    channel.wait_newer([0], [0], 30.0)
+    taken = channel.peek(0)[0].clone()
     numbers = []
-    while (message := fabric.receive("flood")) is not None:
+    while (message := channel.receive("flood")) is not None:
         numbers.append(float(message[1][0]))
     return int(taken[0]), numbers
 
 
-def ask_for_ranks_that_do_not_exist(door):
-    fabric = channel(door)
-    for rank in (-1, door.size):
-        for verb in (fabric.version, fabric.peek):
+def ask_for_ranks_that_do_not_exist(fabric):
+    channel = open_channel(fabric)
+    for rank in (-1, fabric.size):
+        for verb in (channel.version, channel.peek):
             with pytest.raises(ValueError, match=f"no rank {rank}"):
                 verb(rank)
-    fabric.mean_(torch.zeros(N))  # nobody ends while another asks
+    channel.mean_(torch.zeros(N))  # nobody ends while another asks
 
 
-def peek_too_early(door):
-    fabric = channel(door)
-    before = fabric.version(1)
+def peek_too_early(fabric):
+    channel = open_channel(fabric)
+    before = channel.version(1)
     try:
-        fabric.peek(1)
+        channel.peek(1)
         error = "none"
     except FabricError as caught:
         error = str(caught)
-    fabric.mean_(torch.zeros(N))
+    channel.mean_(torch.zeros(N))
     return before, error
 
 
-def publish_and_follow(door):
+def publish_and_follow(fabric):
     """Everybody publishes vectors that tell version and rank in each place, and reads all others'."""
-    fabric, fresh = channel(door), True
-    seen = [0] * door.size
+    channel, fresh = open_channel(fabric), True
+    seen = [0] * fabric.size
     returned = []
     for version in range(1, 61):
-        returned.append(fabric.publish(torch.full((N,), 1000.0 * door.rank + version)))
-        for peer in range(door.size):
-            if fabric.version(peer) == 0:
+        returned.append(channel.publish(torch.full((N,), 1000.0 * fabric.rank + version)))
+        for peer in range(fabric.size):
+            if channel.version(peer) == 0:
                 continue
-            x, newest = fabric.peek(peer)
+            x, newest = channel.peek(peer)
             fresh = fresh and newest >= seen[peer] and bool((x == 1000.0 * peer + newest).all())
             seen[peer] = newest
-    fabric.mean_(torch.zeros(N))  # all have published their last
-    last = [fabric.peek(peer)[1] for peer in range(door.size)]
-    return returned, fresh, last, fabric.peek(door.rank)[1]
+    channel.mean_(torch.zeros(N))  # all have published their last
+    last = [channel.peek(peer)[1] for peer in range(fabric.size)]
+    return returned, fresh, last, channel.peek(fabric.rank)[1]
 
 
-def publish_on_and_on(door):
-    fabric = channel(door)
+def publish_on_and_on(fabric):
+    channel = open_channel(fabric)
     x = vector(0)
-    fabric.publish(x)
-    fabric.mean_(torch.zeros(N))
-    fabric.mean_(torch.zeros(N))  # the reader has peeked
+    channel.publish(x)
+    channel.mean_(torch.zeros(N))
+    channel.mean_(torch.zeros(N))  # the reader has peeked
     for version in range(2, 40):
         x.fill_(float(version))
-        fabric.publish(x)
-    fabric.mean_(torch.zeros(N))
+        channel.publish(x)
+    channel.mean_(torch.zeros(N))
 
 
 WIDE = 300_000
 
 
-def publish_wide_ones(door):
-    fabric, x = door.channel("wide", torch.zeros(WIDE)), torch.zeros(WIDE)
+def publish_wide_ones(fabric):
+    channel, x = fabric.channel("wide", torch.zeros(WIDE)), torch.zeros(WIDE)
     for version in range(1, 60):
-        fabric.publish(x.fill_(version))
-    fabric.wait("read", 60.0)
+        channel.publish(x.fill_(version))
+    channel.wait("read", 60.0)
 
 
-def read_wide_ones(door):
-    fabric, newest, looked = door.channel("wide", torch.zeros(WIDE)), 0, 0
+def read_wide_ones(fabric):
+    channel, newest, looked = fabric.channel("wide", torch.zeros(WIDE)), 0, 0
     while newest < 59:
-        fabric.wait_newer([0], [newest], 60.0)
-        x, newest = fabric.peek(0)
+        channel.wait_newer([0], [newest], 60.0)
+        x, newest = channel.peek(0)
         low, high = torch.aminmax(x)
         assert float(low) == float(high) == newest
         looked += 1
-    fabric.send(0, "read", torch.zeros(1))
+    channel.send(0, "read", torch.zeros(1))
     return looked
 
 
-def hold_what_was_peeked(door):
-    fabric = channel(door)
-    fabric.mean_(torch.zeros(N))
-    theirs, version = fabric.peek(0)
+def hold_what_was_peeked(fabric):
+    channel = open_channel(fabric)
+    channel.mean_(torch.zeros(N))
+    theirs, version = channel.peek(0)
     at_first = theirs.clone()
-    fabric.mean_(torch.zeros(N))
-    fabric.mean_(torch.zeros(N))  # 38 more versions are out
+    channel.mean_(torch.zeros(N))
+    channel.mean_(torch.zeros(N))  # 38 more versions are out
     held = theirs.clone()
-    newest, newest_version = fabric.peek(0)
+    newest, newest_version = channel.peek(0)
     return version, at_first, held, newest.clone(), newest_version
 
 
-def publish_when_told(door):
-    fabric = channel(door)
-    fabric.publish(torch.zeros(N))
-    fabric.wait("go", 30.0)
-    fabric.publish(torch.ones(N))
+def publish_when_told(fabric):
+    channel = open_channel(fabric)
+    channel.publish(torch.zeros(N))
+    channel.wait("go", 30.0)
+    channel.publish(torch.ones(N))
 
 
-def wait_for_newer(door):
-    fabric = channel(door)
-    first = fabric.wait_newer([1, 2], [0, 0], 30.0)
-    in_vain = fabric.wait_newer([1, 2], [1, 1], 0.05)
-    fabric.send(1, "go", torch.zeros(N))
-    half = fabric.wait_newer([1, 2], [1, 1], 0.05), fabric.wait_newer([1], [1], 30.0)
-    fabric.send(2, "go", torch.zeros(N))
-    both = fabric.wait_newer([1, 2], [1, 1], 30.0)
-    return first, in_vain, half, both, fabric.wait_newer([], [], 0.0)
+def wait_for_newer(fabric):
+    channel = open_channel(fabric)
+    first = channel.wait_newer([1, 2], [0, 0], 30.0)
+    in_vain = channel.wait_newer([1, 2], [1, 1], 0.05)
+    channel.send(1, "go", torch.zeros(N))
+    half = channel.wait_newer([1, 2], [1, 1], 0.05), channel.wait_newer([1], [1], 30.0)
+    channel.send(2, "go", torch.zeros(N))
+    both = channel.wait_newer([1, 2], [1, 1], 30.0)
+    return first, in_vain, half, both, channel.wait_newer([], [], 0.0)
 
 
-def share_and_write(door):
-    fabric = channel(door)
-    if Capability.SHARED_MEMORY not in fabric.capabilities:
+def share_and_write(fabric):
+    channel = open_channel(fabric)
+    if Capability.SHARED_MEMORY not in channel.capabilities:
         return None  # that it says so is tested with the other capabilities
-    memory = fabric.shared("params", vector(door.rank))
+    memory = channel.shared("params", vector(fabric.rank))
     at_first = memory.clone()
-    fabric.mean_(torch.zeros(N))  # all have looked
-    memory[door.rank] = 100.0 + door.rank
-    fabric.mean_(torch.zeros(N))  # all have written
-    again = fabric.shared("params", torch.zeros(N))
-    other = fabric.shared("counter", torch.full((2,), float(door.rank), dtype=torch.float64))
+    channel.mean_(torch.zeros(N))  # all have looked
+    memory[fabric.rank] = 100.0 + fabric.rank
+    channel.mean_(torch.zeros(N))  # all have written
+    again = channel.shared("params", torch.zeros(N))
+    other = channel.shared("counter", torch.full((2,), float(fabric.rank), dtype=torch.float64))
     return at_first, memory.clone(), again.clone(), other.clone()
 
 
-def use_what_is_missing(door):
+def use_what_is_missing(fabric):
     """By capability: whether it is claimed, and whether its verbs raise FabricError."""
-    fabric = channel(door)
+    channel, zeros = open_channel(fabric), torch.zeros(N)
     verbs = {
-        Capability.COLLECTIVE: [lambda: fabric.mean_(torch.zeros(N)), lambda: fabric.gather(torch.zeros(N))],
-        Capability.MAIL: [lambda: fabric.send(door.rank, "t", torch.zeros(N)), lambda: fabric.receive("t")],
-        Capability.REGISTER: [lambda: fabric.publish(torch.zeros(N)), lambda: fabric.version(0)],
-        Capability.SHARED_MEMORY: [lambda: fabric.shared("k", torch.zeros(N))],
+        Capability.COLLECTIVE: [
+            lambda: channel.mean_(torch.zeros(N)),
+            lambda: channel.gather(torch.zeros(N)),
+        ],
+        Capability.MAIL: [
+            lambda: channel.send(fabric.rank, "t", torch.zeros(N)),
+            lambda: channel.receive("t"),
+        ],
+        Capability.REGISTER: [lambda: channel.publish(zeros), lambda: channel.version(0)],
+        Capability.SHARED_MEMORY: [lambda: channel.shared("k", zeros)],
     }
     outcome = {}
     for capability, calls in verbs.items():
@@ -372,14 +378,14 @@ def use_what_is_missing(door):
                 works.append(True)
             except FabricError:
                 works.append(False)
-        outcome[capability] = (capability in fabric.capabilities, works)
-    return outcome, fabric.capabilities <= door.capabilities
+        outcome[capability] = (capability in channel.capabilities, works)
+    return outcome, channel.capabilities <= fabric.capabilities
 
 
-def fail_as_rank_one(door):
-    if door.rank == 1:
+def fail_as_rank_one(fabric):
+    if fabric.rank == 1:
         raise KeyError("the role's own mistake")
-    return door.rank
+    return fabric.rank
 
 
 # -- what must come of it -------------------------------------------------------------------------

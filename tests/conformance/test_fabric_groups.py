@@ -67,11 +67,11 @@ def use_all(channel, group):
     }
 
 
-def in_groups(door):
+def in_groups(fabric):
     outcome = {}
     for group in GROUPS:
-        if door.rank in group:
-            outcome[group] = use_all(door.channel("model", torch.zeros(N), members=group), group)
+        if fabric.rank in group:
+            outcome[group] = use_all(fabric.channel("model", torch.zeros(N), members=group), group)
     return outcome
 
 
@@ -107,22 +107,22 @@ def test_a_group_has_all_that_everybody_has_and_groups_do_not_mix(members):
         assert all(torch.equal(first, other) for other in others)
 
 
-def in_another_order(door):
+def in_another_order(fabric):
     """Channels of everybody and of groups, made and used as each likes, as far as they are its own affair."""
-    pair = PAIRS[0] if door.rank in PAIRS[0] else PAIRS[1]
-    if door.rank % 2:
-        early = door.channel("model", torch.zeros(N), members=pair)
-    everybody = door.channel("model", torch.zeros(N))
-    if not door.rank % 2:
-        early = door.channel("model", torch.zeros(N), members=pair)
-    other = door.channel("other", torch.zeros(3))
-    x, y, z = vector(door.rank), vector(door.rank), torch.full((3,), float(door.rank))
-    if door.rank in PAIRS[1]:
+    pair = PAIRS[0] if fabric.rank in PAIRS[0] else PAIRS[1]
+    if fabric.rank % 2:
+        early = fabric.channel("model", torch.zeros(N), members=pair)
+    everybody = fabric.channel("model", torch.zeros(N))
+    if not fabric.rank % 2:
+        early = fabric.channel("model", torch.zeros(N), members=pair)
+    other = fabric.channel("other", torch.zeros(3))
+    x, y, z = vector(fabric.rank), vector(fabric.rank), torch.full((3,), float(fabric.rank))
+    if fabric.rank in PAIRS[1]:
         early.mean_(y)
         early.mean_(y)
     everybody.mean_(x)
     other.mean_(z)
-    if door.rank in PAIRS[0]:
+    if fabric.rank in PAIRS[0]:
         early.mean_(y)
     return x, y, z
 
@@ -137,11 +137,11 @@ def test_a_group_goes_at_its_own_pace(members):
         assert torch.equal(z, torch.full((3,), 1.5))
 
 
-def refused(door):
+def refused(fabric):
     words = []
     for group in ((0, 1), (1, 0), (2, 2), (2, SIZE)):
         try:
-            door.channel("model", torch.zeros(N), members=group)
+            fabric.channel("model", torch.zeros(N), members=group)
             words.append("")
         except ValueError as error:
             words.append(str(error))
@@ -166,17 +166,17 @@ def test_a_rank_is_a_replica_and_a_part_of_it():
 # -- a death in one group -------------------------------------------------------------------------
 
 
-def go_on_without(dies, door):
+def go_on_without(dies, fabric):
     """Rank 3 dies between two means of its group. Counts of the group and of everybody, who lives in each."""
-    pair = PAIRS[0] if door.rank in PAIRS[0] else PAIRS[1]
-    group = door.channel("model", torch.zeros(N), members=pair)
-    everybody = door.channel("model", torch.zeros(N))
+    pair = PAIRS[0] if fabric.rank in PAIRS[0] else PAIRS[1]
+    group = fabric.channel("model", torch.zeros(N), members=pair)
+    everybody = fabric.channel("model", torch.zeros(N))
     counts = []
     for call in range(CALLS):
-        if call == CALLS // 2 and door.rank == 3:
-            dies(door)
-        counts.append(group.mean_(vector(door.rank, salt=call)))
-    return counts, everybody.mean_(vector(door.rank)), list(group.living()), list(everybody.living())
+        if call == CALLS // 2 and fabric.rank == 3:
+            dies(fabric)
+        counts.append(group.mean_(vector(fabric.rank, salt=call)))
+    return counts, everybody.mean_(vector(fabric.rank)), list(group.living()), list(everybody.living())
 
 
 def kill(_):
@@ -200,9 +200,9 @@ def test_a_death_in_one_group_does_not_disturb_another(run_members):
 def test_a_simulated_death_in_one_group_does_not_disturb_another(seed):
     fabric = SimulatedFabric(SIZE, seed=seed, latency=(0.0, 0.3))
 
-    def dies(door):
-        fabric.crash(door.rank)
-        door.living()
+    def dies(member):
+        fabric.crash(member.rank)
+        member.living()
 
     *living, dead = fabric.run([functools.partial(go_on_without, dies)] * SIZE)
     assert isinstance(dead, Crashed)
@@ -213,23 +213,23 @@ def test_a_revived_member_finds_its_group_where_it_is():
     fabric = SimulatedFabric(3, seed=0)
     group = (1, 2)
 
-    def mean(door, value):
+    def mean(member, value):
         x = torch.full((N,), float(value))
-        return door.channel("model", torch.zeros(N), members=group).mean_(x), float(x[0])
+        return member.channel("model", torch.zeros(N), members=group).mean_(x), float(x[0])
 
-    def first(door):
-        before = mean(door, 1) if door.rank in group else None
-        door.compute(1.0)
-        return before, mean(door, 3) if door.rank in group else None
+    def first(member):
+        before = mean(member, 1) if member.rank in group else None
+        member.compute(1.0)
+        return before, mean(member, 3) if member.rank in group else None
 
-    def dies(door):
-        mean(door, 2)
+    def dies(member):
+        mean(member, 2)
         fabric.crash(2)
-        door.living()
+        member.living()
 
-    def again(door):
-        door.join()
-        return mean(door, 5)
+    def again(member):
+        member.join()
+        return mean(member, 5)
 
     fabric.at(0.5, lambda: fabric.revive(2, again, like=1))
     nobody, kept, back = fabric.run([first, first, dies])

@@ -49,8 +49,8 @@ def together(run: Run, folder: Any, act: Any) -> list[Any]:
     run_state = RunState(run.members)
     run_state.open()
 
-    def role(door: Any) -> Any:
-        return act(run, WorkerContext(door.rank, door, run_state, folder, time.monotonic()))
+    def role(fabric: Any) -> Any:
+        return act(run, WorkerContext(fabric.rank, fabric, run_state, folder, time.monotonic()))
 
     return SimulatedFabric(run.members, seed=0, keep_log=False).run([role] * run.members)
 

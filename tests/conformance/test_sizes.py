@@ -11,9 +11,9 @@ from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies.all_reduce import AllReduce
 
 
-def refusals(door):
+def refusals(fabric):
     """What a channel for 51 numbers says to other shapes, by each verb that takes a vector of its own."""
-    channel, said = door.channel("model", torch.zeros(51)), []
+    channel, said = fabric.channel("model", torch.zeros(51)), []
     for shape in ((1,), (2,), (102,), (3, 17)):
         x = torch.ones(shape)
         for act in (channel.mean_, channel.gather, channel.publish, lambda x: channel.broadcast_(x, 0)):
@@ -21,17 +21,17 @@ def refusals(door):
                 act(x)
             except ValueError as error:
                 said.append(str(error))
-    x = torch.full((51,), float(door.rank))
+    x = torch.full((51,), float(fabric.rank))
     channel.mean_(x)  # what was refused holds nobody up
     return said, float(x[0])
 
 
-def beside(door):
+def beside(fabric):
     """A second channel of another size, in turns with the first."""
-    big, small = (door.channel(name, torch.zeros(size)) for name, size in (("model", 51), ("norm", 1)))
+    big, small = (fabric.channel(name, torch.zeros(size)) for name, size in (("model", 51), ("norm", 1)))
     found = []
     for turn in range(3):
-        x, y = torch.full((51,), float(door.rank + turn)), torch.tensor([10.0 * door.rank])
+        x, y = torch.full((51,), float(fabric.rank + turn)), torch.tensor([10.0 * fabric.rank])
         found.append((big.mean_(x), small.mean_(y), float(x[50]), float(y), sorted(small.gather(y))))
     return found
 
@@ -55,8 +55,8 @@ def collectives(loop):
     return found
 
 
-def in_a_loop(door):
-    with OwnLoop(AllReduce(), door) as loop:
+def in_a_loop(fabric):
+    with OwnLoop(AllReduce(), fabric) as loop:
         return collectives(loop)
 
 

@@ -24,7 +24,7 @@ N = 5
 
 
 class Host:
-    """a file of shared memory and a run state, and doors to them as processes would have them."""
+    """A file of shared memory and a run state, and fabrics on them as processes would have them."""
 
     def __init__(self, size: int) -> None:
         self._memory_file = SharedMemoryFile.create()
@@ -35,7 +35,7 @@ class Host:
     def _run_state(self, memory_file: SharedMemoryFile) -> RunState:
         return RunState(self.size, memory_file.counters("run_state", (RunState.cells_needed(self.size),)))
 
-    def door(
+    def member(
         self, rank: int, joins: bool = False, by_agreement: bool = False
     ) -> tuple[ProcessFabric, ProcessChannel]:
         memory_file = SharedMemoryFile(os.dup(self._memory_file.descriptor))
@@ -83,7 +83,7 @@ def full(value: float) -> torch.Tensor:
 def rebirth(host: Host, rank: int, by_agreement: bool = False) -> tuple[ProcessFabric, ProcessChannel]:
     host.run_state.mark_dead(rank)
     host.run_state.begin_incarnation(rank)
-    made = host.door(rank, joins=True, by_agreement=by_agreement)
+    made = host.member(rank, joins=True, by_agreement=by_agreement)
     made[0].membership.run_state.mark_ready(rank)
     host.run_state.revive(rank)
     return made
@@ -144,7 +144,7 @@ def test_before_it_enters_a_joiner_is_dead_to_the_others_and_alone_with_itself(
     host: Callable[[int], Host],
 ) -> None:
     here = host(2)
-    fabric, channel = here.door(0)
+    fabric, channel = here.member(0)
     joiner, its_channel = rebirth(here, 1)
     assert list(fabric.living()) == [0]
     assert not channel.send(1, "x", full(1.0), deadline_seconds=0.0)
@@ -163,7 +163,7 @@ def test_a_member_of_the_beginning_that_is_slow_to_start_admits_who_was_restarte
     """Otherwise it waits in its first round for a joiner, which waits for its state."""
     here = host(2)
     rebirth(here, 1, by_agreement)
-    fabric, channel = here.door(0, by_agreement=by_agreement)
+    fabric, channel = here.member(0, by_agreement=by_agreement)
     assert list(fabric.living()) == [0]
     assert channel.mean_(full(1.0)) == 1, "nobody waits for it"
     fabric.admit(1, 1)
@@ -174,7 +174,7 @@ def test_a_member_that_has_entered_gets_mail_at_once_and_strategies_hear_of_it_b
     host: Callable[[int], Host],
 ) -> None:
     here = host(2)
-    fabric, channel = here.door(0)
+    fabric, channel = here.member(0)
     joiner, its_channel = rebirth(here, 1)
     joiner.enter(fabric.joining_state([0]))
     its_channel.publish(full(2.0))
@@ -192,8 +192,8 @@ def test_messages_of_and_to_an_incarnation_that_is_over_are_refused_and_counted(
     host: Callable[[int], Host],
 ) -> None:
     here = host(2)
-    _, one = here.door(0)
-    _, other = here.door(1)
+    _, one = here.member(0)
+    _, other = here.member(1)
     other.send(0, "x", full(1.0))
     one.send(1, "x", full(2.0))
     joiner, its_channel = rebirth(here, 1)
@@ -214,7 +214,7 @@ def test_a_message_that_is_copied_while_its_reader_restarts_does_not_reach_the_n
     host: Callable[[int], Host],
 ) -> None:
     here = host(2)
-    (_, zero), _ = here.door(0), here.door(1)
+    (_, zero), _ = here.member(0), here.member(1)
     store, born = zero._mailbox._store, list[ProcessChannel]()
 
     def copy_until_it_has_restarted(slot: torch.Tensor, x: torch.Tensor) -> None:
@@ -238,8 +238,8 @@ def test_messages_of_the_dead_arrive_while_no_member_has_taken_their_place(
     host: Callable[[int], Host],
 ) -> None:
     here = host(2)
-    _, one = here.door(0)
-    _, other = here.door(1)
+    _, one = here.member(0)
+    _, other = here.member(1)
     other.send(0, "x", full(1.0))
     here.run_state.mark_dead(1)
     message = one.receive("x")
@@ -250,8 +250,8 @@ def test_versions_go_on_and_what_a_former_incarnation_was_reading_is_let_go(
     host: Callable[[int], Host],
 ) -> None:
     here = host(2)
-    _, one = here.door(0)
-    _, other = here.door(1)
+    _, one = here.member(0)
+    _, other = here.member(1)
     one.publish(full(1.0))
     other.peek(0)
     for number in range(3):
@@ -268,8 +268,8 @@ def test_a_joiner_takes_part_from_one_round_on_for_all(host: Callable[[int], Hos
     """Rank 2 dies before or after it came to a round; a slow member that looks only when 2 has been started
     again still counts as the quick one did; then all three meet."""
     here = host(3)
-    doors = [here.door(rank, by_agreement=True) for rank in range(3)]
-    quick, slow, victim = (channel for _, channel in doors)
+    members = [here.member(rank, by_agreement=True) for rank in range(3)]
+    quick, slow, victim = (channel for _, channel in members)
     all_together(
         *(
             lambda c=c, v=v: c.mean_(full(v))
@@ -295,10 +295,10 @@ def test_a_joiner_takes_part_from_one_round_on_for_all(host: Callable[[int], Hos
     partners = [sorted(found) for found in all_together(lambda: quick.gather(x), lambda: slow.gather(y))]
     assert partners == [[0, 1], [0, 1]]
     fabric, its_channel = joiner[0]
-    place = doors[0][0].joining_state(partners[0])
-    for door, _ in doors[:2]:
-        door.admit(2, here.run_state.incarnation(2))
-        assert list(door.living()) == [0, 1, 2]
+    place = members[0][0].joining_state(partners[0])
+    for present, _ in members[:2]:
+        present.admit(2, here.run_state.incarnation(2))
+        assert list(present.living()) == [0, 1, 2]
     z = full(9.0)
     came = quick._rounds[:2].copy()
 
@@ -312,9 +312,9 @@ def test_a_joiner_takes_part_from_one_round_on_for_all(host: Callable[[int], Hos
     assert torch.equal(x, z)
 
 
-def test_a_joiner_that_dies_at_the_door_is_not_waited_for(host: Callable[[int], Host]) -> None:
+def test_a_joiner_that_dies_before_its_first_round_is_not_waited_for(host: Callable[[int], Host]) -> None:
     here = host(2)
-    fabric, channel = here.door(0, by_agreement=True)
+    fabric, channel = here.member(0, by_agreement=True)
     rebirth(here, 1, by_agreement=True)
     fabric.admit(1, here.run_state.incarnation(1))
     here.run_state.mark_dead(1)
@@ -326,7 +326,7 @@ def test_a_newcomer_that_restarts_before_it_is_admitted_is_one_again(
 ) -> None:
     """Strategies must hear of its next incarnation, too."""
     here = host(2)
-    fabric, _ = here.door(0)
+    fabric, _ = here.member(0)
     heard: list[int] = []
     replicator: Any = SimpleNamespace(joined=heard.append)
     transfer, newcomers = StateTransfer(fabric, replicator, Path()), fabric.membership.newcomers
@@ -345,7 +345,7 @@ def test_a_newcomer_that_restarts_before_it_is_admitted_is_one_again(
     with monkeypatch.context() as patch:
         patch.setattr(fabric.membership, "newcomers", restart_meanwhile)
         transfer.admit_joined()
-    joiner, _ = here.door(1, joins=True)
+    joiner, _ = here.member(1, joins=True)
     here.run_state.revive(1)
     enter(joiner)
     transfer.admit_joined()
@@ -358,7 +358,7 @@ def test_messages_held_by_the_living_stay_and_those_held_by_the_dead_block_no_se
     host: Callable[[int], Host], who: str
 ) -> None:
     here = host(2)
-    (_, zero), (_, one) = here.door(0), here.door(1)
+    (_, zero), (_, one) = here.member(0), here.member(1)
     kept: list[torch.Tensor] = []
 
     def exchange(first: int, count: int) -> None:
@@ -385,7 +385,7 @@ def test_messages_held_by_the_living_stay_and_those_held_by_the_dead_block_no_se
 
 def test_a_message_that_is_forgotten_gives_its_slot_back(host: Callable[[int], Host]) -> None:
     here = host(2)
-    (_, zero), (_, one) = here.door(0), here.door(1)
+    (_, zero), (_, one) = here.member(0), here.member(1)
     places = set()
     for _ in range(50):
         assert zero.send(1, "x", full(1.0))
@@ -413,7 +413,7 @@ def test_a_member_that_works_is_waited_for_beyond_the_deadline(
 ) -> None:
     """As one that collects its first batch or validates; not so one that waits for others itself."""
     machine = host(2)
-    (_, zero), (_, one) = machine.door(0), machine.door(1)
+    (_, zero), (_, one) = machine.member(0), machine.member(1)
     passed = 0
 
     def next_deadline(condition: Callable[[], bool], deadline_seconds: float) -> bool:
@@ -442,7 +442,7 @@ def test_time_for_which_a_waiting_member_was_stopped_does_not_count(
 ) -> None:
     """Ctrl-Z stops all members at once: the late ones had no time either."""
     machine = host(2)
-    (_, zero), (_, one) = machine.door(0), machine.door(1)
+    (_, zero), (_, one) = machine.member(0), machine.member(1)
     now, naps = 1000.0, 0
 
     def sleep(seconds: float) -> None:

@@ -2,7 +2,7 @@
 
     python dpsgd_in_namespace.py NAMESPACE ADDRESS RANK SIZE FOLDER
 
-Learners run until FOLDER/stop exists, then settle; all write FOLDER/<rank>.json. What a learner has done so
+Learners run until FOLDER/stop exists, then drain; all write FOLDER/<rank>.json. What a learner has done so
 far is in FOLDER/<rank>.progress: [updates, the living, answers it had].
 """
 
@@ -19,7 +19,7 @@ from faults.replica_in_namespace import PARAMETERS, Point, open_fabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD
 
-_SETTLE_SECONDS = 60.0
+_DRAIN_SECONDS = 60.0
 
 
 def main(namespace, address, rank, size, folder):
@@ -45,8 +45,8 @@ def serve(replicator, bound, module, end, folder):
         with torch.no_grad():
             bound.strategy.serve(bound.replica, bound.channel)
         done += end.receive("done") is not None
-    settled = replicator.drain(1, _SETTLE_SECONDS)
-    return {"settled": settled, "v": bound.replica.params.unique().tolist()}
+    drained = replicator.drain(1, _DRAIN_SECONDS)
+    return {"drained": drained, "v": bound.replica.params.unique().tolist()}
 
 
 def learn(replicator, bound, module, end, folder):
@@ -69,9 +69,9 @@ def learn(replicator, bound, module, end, folder):
         (folder / f"{rank}.progress.new").write_text(progress)
         (folder / f"{rank}.progress.new").rename(folder / f"{rank}.progress")
         time.sleep(0.02)
-    settled = replicator.drain(1, _SETTLE_SECONDS)
+    drained = replicator.drain(1, _DRAIN_SECONDS)
     end.send(end.size - 1, "done", torch.zeros(1))
-    return {"settled": settled, "pushed": pushed.unique().tolist(), "pushes": count}
+    return {"drained": drained, "pushed": pushed.unique().tolist(), "pushes": count}
 
 
 if __name__ == "__main__":

@@ -186,18 +186,18 @@ def test_a_member_that_starts_again_is_heard_again(before, after):
 ROUNDS = 60
 
 
-def mean_until_killed(victims, door):
+def mean_until_killed(victims, fabric):
     """Bits and count of each round; a victim kills itself somewhere within a round or between two."""
-    fabric = door.channel("model", torch.zeros(N))
-    generator = torch.Generator().manual_seed(door.rank)
+    channel = fabric.channel("model", torch.zeros(N))
+    generator = torch.Generator().manual_seed(fabric.rank)
     results = []
     for turn in range(ROUNDS):
-        if victims.get(door.rank) == turn:
+        if victims.get(fabric.rank) == turn:
             os.kill(os.getpid(), signal.SIGKILL)
         x = torch.randn(N, generator=generator)
-        count = fabric.mean_(x)
+        count = channel.mean_(x)
         results.append((count, x.numpy().tobytes()))
-    return results, list(fabric.living())
+    return results, list(channel.living())
 
 
 @pytest.mark.parametrize(

@@ -156,14 +156,14 @@ def kill_myself(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def send_and_die(moment, door):
+def send_and_die(moment, fabric):
     """Publish and send number after number; be killed over number 20, in the midst of a copy or before the
     counter is raised."""
-    fabric = door.channel("model", LIKE)
-    fabric.mean_(torch.zeros(N))
+    channel = fabric.channel("model", LIKE)
+    channel.mean_(torch.zeros(N))
     for number in range(20):
-        fabric.publish(vector(number))
-        assert fabric.send(1, "x", vector(number))
+        channel.publish(vector(number))
+        assert channel.send(1, "x", vector(number))
     encode = ExactCodec.encode
 
     def half(codec, x, wire):
@@ -176,28 +176,28 @@ def send_and_die(moment, door):
 
     ExactCodec.encode = half if moment.startswith("half") else whole
     if moment.endswith("message"):
-        fabric.send(1, "x", vector(20))
+        channel.send(1, "x", vector(20))
     else:
-        fabric.publish(vector(20))
+        channel.publish(vector(20))
 
 
-def read_until_it_is_dead(late, door):
+def read_until_it_is_dead(late, fabric):
     """Numbers of whole messages, and of the newest vector. late: begins when the other is dead."""
-    fabric = None if late else door.channel("model", LIKE)
-    if fabric is not None:
-        fabric.mean_(torch.zeros(N))
-        while not fabric.has_lost(0):
-            fabric.wait("nothing", 0.005)
+    channel = None if late else fabric.channel("model", LIKE)
+    if channel is not None:
+        channel.mean_(torch.zeros(N))
+        while not channel.has_lost(0):
+            channel.wait("nothing", 0.005)
     else:
-        until(lambda: any(key[0] == "shm" for _, key in door.endpoint.pending.announcements))
-        door.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
-        until(lambda: 0 not in door.living())
-        fabric = door.channel("model", LIKE)
+        until(lambda: any(key[0] == "shm" for _, key in fabric.endpoint.pending.announcements))
+        fabric.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
+        until(lambda: 0 not in fabric.living())
+        channel = fabric.channel("model", LIKE)
     numbers = []
-    while (message := fabric.receive("x")) is not None:
+    while (message := channel.receive("x")) is not None:
         numbers.append([float(v) for v in message.x.unique()])
-    x, version = fabric.peek(0)
-    return numbers, [float(v) for v in x.unique()], version, fabric.send(0, "x", LIKE)
+    x, version = channel.peek(0)
+    return numbers, [float(v) for v in x.unique()], version, channel.send(0, "x", LIKE)
 
 
 def named_shared_memory():
@@ -215,12 +215,12 @@ def test_messages_before_a_kill_are_complete_and_later_ones_are_absent(moment):
     assert named_shared_memory() <= before
 
 
-def send_for_later_and_die(door):
-    fabric = door.channel("model", LIKE)
+def send_for_later_and_die(fabric):
+    channel = fabric.channel("model", LIKE)
     for number in range(20):
-        fabric.publish(vector(number))
-        assert fabric.send(1, "x", vector(number))
-    assert door.channel("word", torch.zeros(1)).wait("told", DEADLINE_SECONDS)
+        channel.publish(vector(number))
+        assert channel.send(1, "x", vector(number))
+    assert fabric.channel("word", torch.zeros(1)).wait("told", DEADLINE_SECONDS)
     kill_myself()
 
 
@@ -230,36 +230,36 @@ def test_the_memory_of_a_dead_member_is_mapped_when_the_channel_is_made_later():
     assert found == ([[float(number)] for number in range(20)], [19.0], 20, False)
 
 
-def publish_to_all(door):
+def publish_to_all(fabric):
     """500 versions and 200 messages, while readers die."""
-    fabric = door.channel("model", LIKE)
+    channel = fabric.channel("model", LIKE)
     for number in range(500):
-        fabric.publish(vector(number))
+        channel.publish(vector(number))
         if number < 200:
-            assert fabric.send(1, "x", vector(number))
-        fabric.send(2, "x", vector(number), deadline_seconds=0.0)
+            assert channel.send(1, "x", vector(number))
+        channel.send(2, "x", vector(number), deadline_seconds=0.0)
     return "all"
 
 
-def read_to_the_end(door):
-    fabric = door.channel("model", LIKE)
+def read_to_the_end(fabric):
+    channel = fabric.channel("model", LIKE)
     seen = messages = 0
     while seen < 500 or messages < 200:
-        if fabric.version(0) > seen:
-            x, seen = fabric.peek(0)
+        if channel.version(0) > seen:
+            x, seen = channel.peek(0)
             assert (x == seen - 1).all(), "torn"
-        message = fabric.receive("x")
+        message = channel.receive("x")
         if message is not None:
             assert (message.x == messages).all(), "torn, lost or repeated"
             messages += 1
     return seen, messages
 
 
-def read_and_die(door):
+def read_and_die(fabric):
     """Killed while it has a vector pinned and messages lent."""
-    fabric = door.channel("model", LIKE)
-    assert fabric.wait_newer([0], [2], DEADLINE_SECONDS)
-    held = [fabric.peek(0), fabric.wait("x", DEADLINE_SECONDS), fabric.wait("x", DEADLINE_SECONDS)]
+    channel = fabric.channel("model", LIKE)
+    assert channel.wait_newer([0], [2], DEADLINE_SECONDS)
+    held = [channel.peek(0), channel.wait("x", DEADLINE_SECONDS), channel.wait("x", DEADLINE_SECONDS)]
     assert all(held)
     kill_myself()
 

@@ -1,7 +1,7 @@
 """Runs of strategies with a centre: the learners, the centre's loop, and a ledger of what was exchanged.
 
 Everything is a function at module level, so a member can be a thread, a process or a simulated one. The last
-rank keeps the centre. Learners tell it by mail that they are done; it settles, shows itself and says so.
+rank keeps the centre. Learners tell it by mail that they are done; it drains, publishes its vector and ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laws.problems import OPTIMIZERS, Point, Problem, Result
+from laws.problems import OPTIMIZERS, Point, Problem, TrainingResult
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import MailFaults, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
@@ -75,8 +75,8 @@ class Served:
     state: dict[str, Any]
     strategy: dict[str, Any]
     watched: Any
-    cuts: dict[int, Any] = field(default_factory=dict)  # replicator.state() at each cut it settled
-    settled: bool = True
+    cuts: dict[int, Any] = field(default_factory=dict)  # replicator.state() at each checkpoint it drained
+    drained: bool = True
 
 
 def is_centre(own_fabric: Any) -> bool:
@@ -86,10 +86,10 @@ def is_centre(own_fabric: Any) -> bool:
 def serve_until(
     replicator: Replicator, own_fabric: Any, cut: tuple[int, int, float] = (0, 0, 0.0)
 ) -> tuple[bool, dict[int, Any]]:
-    """Serve until all living learners have said they are done; settle; show itself; say so.
+    """Serve until all living learners have said they are done; drain; publish the vector; end.
 
     ``cut``: (number, turns, deadline_seconds): after so many turns, or when learners have ended sooner,
-    settle that checkpoint too.
+    drain that checkpoint too.
     """
     ends = own_fabric.channel("ends", torch.zeros(1))
     left, turn, kept, (number, turns, patience) = set(range(own_fabric.size - 1)), 0, {}, cut
@@ -104,26 +104,26 @@ def serve_until(
                 bound.strategy.serve(bound.replica, bound.channel)
         while (message := ends.receive("done")) is not None:
             left.discard(message.sender)
-    settled = replicator.drain(LAST, PATIENCE_SECONDS)
+    drained = replicator.drain(LAST, PATIENCE_SECONDS)
     replicator.publish()
     for rank in range(own_fabric.size - 1):
         ends.send(rank, "shown", torch.zeros(1))
-    return settled, kept
+    return drained, kept
 
 
 def finish(replicator: Replicator, own_fabric: Any) -> bool:
     """A learner's end: its last pushes are out, and the centre has shown what has become of them."""
     centre, ends = own_fabric.size - 1, own_fabric.channel("ends", torch.zeros(1))
-    settled = replicator.drain(LAST, PATIENCE_SECONDS)
+    drained = replicator.drain(LAST, PATIENCE_SECONDS)
     replicator.publish()
     ends.send(centre, "done", torch.zeros(1))
     while ends.wait("shown", 0.05) is None:
         if centre not in own_fabric.living():
             raise FabricError(f"rank {centre} died before it had shown the end")
-    return settled
+    return drained
 
 
-def solve(problem: Problem, strategy: Strategy, updates: int, own_fabric: Any) -> Result | Served:
+def solve(problem: Problem, strategy: Strategy, updates: int, own_fabric: Any) -> TrainingResult | Served:
     """``problem``'s net under ``strategy``: a learner's path, or what the centre came to."""
     replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate(
@@ -143,9 +143,9 @@ def keep(replicator: Replicator, own_fabric: Any, cut: tuple[int, int, float] = 
     """The centre's whole life."""
     (bound,) = replicator.bound_replicas.values()
     bound.channel = Watched(bound.channel)
-    settled, cuts = serve_until(replicator, own_fabric, cut)
+    drained, cuts = serve_until(replicator, own_fabric, cut)
     params, state = bound.replica.params.detach().clone(), bound.replica.state()
-    return Served(params, state, bound.strategy.state(), bound.channel, cuts, settled)
+    return Served(params, state, bound.strategy.state(), bound.channel, cuts, drained)
 
 
 # -- exact sums: gradients of whole numbers, rates of powers of two ------------------------------------
@@ -170,15 +170,15 @@ class Learned:
     steps: int
     exchanges: list[Any]
     strategy: dict[str, Any]
-    cut: Any = None  # replicator.state() where it settled the checkpoint, None if it missed it
-    settled: bool = True
+    cut: Any = None  # replicator.state() once it had drained the checkpoint, None if it missed it
+    drained: bool = True
 
 
 @dataclass(frozen=True)
 class Exact:
     """A run whose every sum is exact, so that what is lost or counted twice shows to the bit.
 
-    saves: at which own step each learner settles checkpoint 1 (0: never). turns: at which turn the centre
+    saves: at which own step each learner drains checkpoint 1 (0: never). turns: at which turn the centre
         does (-1: never).
     """
 
@@ -212,10 +212,10 @@ class Exact:
                 and replicator.drain(1, self.patience_seconds)
             ):
                 saved = replicator.state()
-        settled = finish(replicator, own_fabric)
+        drained = finish(replicator, own_fabric)
         (bound,) = replicator.bound_replicas.values()
         params = replica.params.detach().clone()
-        return Learned(params, replica.clock, exchanges, bound.strategy.state(), saved, settled)
+        return Learned(params, replica.clock, exchanges, bound.strategy.state(), saved, drained)
 
     def run(self, seed: int, learners: int, **faults: Any) -> list[Any]:
         fabric = SimulatedFabric(learners + 1, seed=seed, **faults)

@@ -52,7 +52,7 @@ def table(rows=ROWS, seed=0):
 
 @functools.lru_cache
 def wide():
-    """Rows of ten clusters in five columns: of ten components a letter holds nine."""
+    """Rows of ten clusters in five columns: of ten components a message holds nine."""
     random = np.random.default_rng(5)
     which = random.integers(0, 10, ROWS)
     return Table(random.normal(0, 6, (10, 5))[which] + random.normal(size=(ROWS, 5)))
@@ -272,7 +272,7 @@ def test_replicas_on_real_processes_find_components_together(strategy):
 
 
 def test_pushes_of_nearly_all_components_are_taken():
-    """Their letters hold rows, of float64 as the vector is."""
+    """Their messages hold rows, of float64 as the vector is."""
     model = MixtureModel(components=10, batch=60, init="random", validate_every=0)
     part = functools.partial(work, DPSGD(threads=1, local_updates=3), 60, model=model, rows=wide)
     found, *_ = SimulatedFabric(3, seed=0).run([part] * 3)

@@ -276,7 +276,7 @@ class TestUnderFaults:
         for seed in range(40):
             found = Exact(strategy).run(seed, learners, **troubled(seed, learners, crash=seed % 2 == 1))
             centre = found[-1]
-            assert centre.settled
+            assert centre.drained
             taken = {r: torch.zeros(3, dtype=torch.float64) for r in range(learners)}
             notes = {r: [n for to, _, _, n, _ in centre.watched.sent if to == r] for r in taken}
             for sender, _, x, note in centre.watched.received:
@@ -429,7 +429,7 @@ def race(deadly, own_fabric):
     bound = replicator.bound_replicas["x"]
     if is_centre(own_fabric):
         served = keep(replicator, own_fabric)
-        return served.params, [(s, x, n) for s, _, x, n in served.watched.received], served.settled
+        return served.params, [(s, x, n) for s, _, x, n in served.watched.received], served.drained
     exchanges = []
     for step in range(60):
         exchanges.append(replica.follow(gradient_of(own_fabric.rank)))
@@ -445,8 +445,8 @@ def race(deadly, own_fabric):
 @pytest.mark.parametrize("deadly", [False, True])
 def test_threads_of_a_node_on_real_processes(deadly):
     """Racing for real: updates may be lost to one another, what was pushed may not."""
-    *learners, (v, messages, settled) = run_members(5, [functools.partial(race, deadly)] * 5)
-    assert settled
+    *learners, (v, messages, drained) = run_members(5, [functools.partial(race, deadly)] * 5)
+    assert drained
     pushes = [(sender, x) for sender, x, note in messages if note >= 0]
     torch.testing.assert_close(
         v, torch.tensor(START, dtype=torch.float64) + sum(x for _, x in pushes), rtol=0, atol=1e-9

@@ -124,10 +124,10 @@ class TestUnderFaults:
         for seed in range(40):
             found = Exact(strategy).run(seed, learners, **troubled(seed, learners, crash=seed % 2 == 1))
             *alive, centre = [one for one in found if not isinstance(one, BaseException)]
-            assert centre.settled
+            assert centre.drained
             assert bool(torch.isfinite(centre.params).all())
             for one in alive:
-                assert one.settled
+                assert one.drained
                 check_exchanges(one.exchanges, learners + 1)
             if len(alive) == learners:
                 total = centre.params + sum(one.params for one in alive)
@@ -153,7 +153,7 @@ class TestUnderFaults:
 class TestCheckpoint:
     @pytest.mark.parametrize("strategy", KINDS, ids=NAMES)
     def test_no_move_is_half_made_in_what_is_saved(self, strategy):
-        """Learners settle at differing steps, the centre before, between or after: 40 schedules a kind."""
+        """Learners drain at differing steps, the centre before, between or after: 40 schedules a kind."""
         start = torch.tensor(START, dtype=torch.float64)
         for seed in range(40):
             saves = (1 + seed % 7, 3, 1 + (5 * seed) % 9)

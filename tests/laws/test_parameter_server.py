@@ -80,7 +80,7 @@ class TestUnderFaults:
         for seed in range(40):
             found = Exact(strategy).run(seed, learners, **troubled(seed, learners, crash=seed % 2 == 1))
             centre = found[-1]
-            assert centre.settled
+            assert centre.drained
             sums = folded(centre, learners + 1)
             expected = torch.tensor(START, dtype=torch.float64) - ETA * sum(sums)
             assert torch.equal(centre.params, expected), seed
@@ -94,7 +94,7 @@ class TestUnderFaults:
                     assert torch.equal(total, count * g)
                     continue
                 check_exchanges(one.exchanges, learners + 1)
-                assert one.settled
+                assert one.drained
                 assert bool(torch.isfinite(one.params).all())
                 if not strategy.delay_bound:
                     assert torch.equal(total + one.strategy["gradient"], one.steps * g), seed
@@ -115,7 +115,7 @@ class TestUnderFaults:
 class TestCheckpoint:
     @pytest.mark.parametrize("strategy", KINDS[:3], ids=["period", "no wait", "no local steps"])
     def test_each_gradient_is_once_in_the_saved_centre_or_still_to_be_pushed(self, strategy):
-        """Learners settle at differing steps, the centre before, between or after: 40 schedules a kind."""
+        """Learners drain at differing steps, the centre before, between or after: 40 schedules a kind."""
         start = torch.tensor(START, dtype=torch.float64)
         for seed in range(40):
             saves = (1 + seed % 7, 3, 1 + (5 * seed) % 9)
@@ -147,7 +147,7 @@ class TestCheckpoint:
             assert one.steps == case.saves[rank] + 5 + rank
 
     def test_a_learner_that_does_not_come_skips_it_and_the_run_goes_on(self):
-        """Learner 1 never settles: the centre gives up at its deadline and delivers what it held."""
+        """Learner 1 never drains: the centre gives up at its deadline and delivers what it held."""
         for seed in range(20):
             case = Exact(ParameterServer(), saves=(2, 0, 4), turns=4, patience_seconds=2e-3)
             found = case.run(seed, 3, **troubled(seed, 3))
@@ -157,11 +157,11 @@ class TestCheckpoint:
                 assert torch.equal(sums[rank] + one.strategy["gradient"], one.steps * gradient_of(rank))
 
     def test_numbers_that_the_centre_never_saw_do_not_hold_anything_back(self):
-        """A learner that settles 1 and then the end, under a centre that is asked for the end only."""
+        """A learner that drains 1 and then the end, under a centre that is asked for the end only."""
         for seed in range(20):
             found = Exact(ParameterServer(wait=False), saves=(2, 3, 4), turns=-1).run(seed, 3)
             assert found[-1].cuts == {}
-            assert found[-1].settled
+            assert found[-1].drained
             sums = folded(found[-1], 4)
             for rank, one in enumerate(found[:-1]):
                 assert torch.equal(sums[rank] + one.strategy["gradient"], one.steps * gradient_of(rank))

@@ -145,17 +145,17 @@ def saving(case, seed, ledger, kept, own_fabric, *, asked=((1, 4), (2, 9))):
         own_fabric.compute(pace.uniform(0, case.haste))
         replica.follow(case.gradient(own_fabric.rank, step, replica))
         if step in due:
-            settled = replicator.drain(due[step], 5.0)
-            kept.append((due[step], own_fabric.rank, settled, replicator.state()))
+            drained = replicator.drain(due[step], 5.0)
+            kept.append((due[step], own_fabric.rank, drained, replicator.state()))
     replicator.drain(1 << 40, 5.0)
 
 
 def saved_sum(kept, number):
     """Over the replicas' files of checkpoint ``number``: the sums [d + 1]."""
     rows = []
-    for at, _, settled, state in kept:
+    for at, _, drained, state in kept:
         if at == number:
-            assert settled
+            assert drained
             own = state["x"]["strategy"]
             rows.append(np.append(own["sum"].numpy(), own["weight"]))
             z = state["x"]["replica"]["params"]["x"].numpy()

@@ -469,10 +469,10 @@ def test_rows_that_a_message_does_not_hold_wait_for_the_next(dtype):
     replica.follow(Rows(torch.arange(rows), moves, shrink=0.25))
     taken = torch.zeros(rows, width, dtype=dtype)
     for number in range(2):
-        letter = node.next_push(0).pack()
-        assert letter.dtype == dtype
-        assert len(letter) < rows * width
-        delta = SparseDelta.unpack(letter, width)
+        message = node.next_push(0).pack()
+        assert message.dtype == dtype
+        assert len(message) < rows * width
+        delta = SparseDelta.unpack(message, width)
         assert (7 in delta.row) == (number == 1)
         taken[delta.row] += delta.values
         node.advance_base(delta, alone=True)
@@ -512,16 +512,18 @@ def test_messages_that_no_member_packed_are_refused_and_change_nothing():
         SparseDelta(0.9, 0, torch.tensor([3]), torch.full((1, 16), float("nan"))).pack(),
         SparseDelta(0.9, math.inf, torch.tensor([3]), torch.ones(1, 16)).pack(),
     ]
-    assert not any(master.is_valid(letter) for letter in wrong)
-    assert all(len(master.reply_to(letter)) == 320 for letter in wrong)
+    assert not any(master.is_valid(message) for message in wrong)
+    assert all(len(master.reply_to(message)) == 320 for message in wrong)
 
 
 @pytest.mark.parametrize(("factor", "rho"), [(0.6, 1.0), (0.2, 0.99 / 1.6)])
 def test_a_fold_that_would_leave_nothing_has_a_smaller_rho(factor, rho):
     """Of its shrink and of its increments alike; any other is as Algorithm 1, line 4, has it."""
     replica = replica_of_ones(20)
-    letters = [SparseDelta(factor, 0, torch.tensor([row]), torch.full((1, 16), 5.0)).pack() for row in (3, 4)]
-    fold(master_of(replica), *letters)
+    messages = [
+        SparseDelta(factor, 0, torch.tensor([row]), torch.full((1, 16), 5.0)).pack() for row in (3, 4)
+    ]
+    fold(master_of(replica), *messages)
     expected = torch.full((20, 16), 1 - rho * 2 * (1 - factor))
     expected[3:5] += rho * 5.0
     torch.testing.assert_close(replica.values().detach().view(20, 16), expected)
@@ -529,9 +531,9 @@ def test_a_fold_that_would_leave_nothing_has_a_smaller_rho(factor, rho):
 
 def test_of_a_pulled_v_nothing_left_is_an_error():
     master = master_of(replica_of_ones(20), "pulled")
-    letter = SparseDelta(0.2, 0, torch.tensor([3]), torch.ones(1, 16)).pack()
+    message = SparseDelta(0.2, 0, torch.tensor([3]), torch.ones(1, 16)).pack()
     with pytest.raises(StepTooLarge, match=r"shrink v by 1\.6 .* use shrinks 'present'"):
-        fold(master, letter, letter)
+        fold(master, message, message)
 
 
 def test_the_master_outlives_all_nodes_and_begins_again_after_a_resume():
@@ -541,9 +543,9 @@ def test_the_master_outlives_all_nodes_and_begins_again_after_a_resume():
     master = master_of(replica, "pulled")
 
     def push(version):
-        letter = SparseDelta(0.9, version, torch.tensor([3]), torch.ones(1, 16)).pack()
-        fold(master, letter)
-        return letter
+        message = SparseDelta(0.9, version, torch.tensor([3]), torch.ones(1, 16)).pack()
+        fold(master, message)
+        return message
 
     began = replica.clock
     push(began)
@@ -577,10 +579,10 @@ def test_a_push_whose_answer_is_lost_counts_once(shrinks):
         replica.follow(Rows(torch.arange(5), torch.ones(5, 16) / 2))
         delta = node.next_push(0)
         assert delta.version == expected
-        letter = delta.pack()
+        message = delta.pack()
         node.advance_base(delta, alone=True)
-        fold(master, letter)  # v is what one node alone makes of it
-        answer = master.reply_to(letter)
+        fold(master, message)  # v is what one node alone makes of it
+        answer = master.reply_to(message)
         master.replied(0, [1])
         torch.testing.assert_close(centre.values(), replica.values(), rtol=1e-5, atol=0)
     node.apply_reply(answer, afresh=False)

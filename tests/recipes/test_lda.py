@@ -32,18 +32,18 @@ def finished(it: Run) -> Run:
     return dataclasses.replace(it, strategy=it.learner.adapted(it.strategy))
 
 
-def moved(it: Run, door):
+def moved(it: Run, fabric):
     """Where v is after one push of B updates by 1 each: rho eta B."""
-    replicator = Replicator(it.strategy, door)
+    replicator = Replicator(it.strategy, fabric)
     replica = replicator.replicate(
         "x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0), schedule=it.learner.eta
     )
-    if is_centre(door):
-        serve_until(replicator, door)
+    if is_centre(fabric):
+        serve_until(replicator, fabric)
     else:
         for _ in range(it.strategy.local_updates):
             replica.follow(-torch.ones(1, dtype=replica.params.dtype))
-        finish(replicator, door)
+        finish(replicator, fabric)
     return float(replicator.consensus()["x"])
 
 

@@ -34,9 +34,9 @@ def alone(script, **options):
     return loops(1, script, simulated, Solo(), **options)[0]
 
 
-def live(script, strategy, options, door):
+def live(script, strategy, options, fabric):
     result = None
-    with OwnLoop(strategy, door, **options) as loop:
+    with OwnLoop(strategy, fabric, **options) as loop:
         result = script(loop)
     return result
 

@@ -374,15 +374,15 @@ def test_a_mean_is_over_the_living_whenever_one_dies(call):
 
 
 def test_a_member_that_joins_late_counts_its_calls_as_the_others_do():
-    def member(door):
-        exchange = TensorExchange(door)
+    def member(fabric):
+        exchange = TensorExchange(fabric)
         group = Group(exchange)
         for _ in range(3):
             group.mean(1.0)
-        if door.rank == 1:
-            exchange = TensorExchange(door)  # as in a process that has taken a dead one's place
+        if fabric.rank == 1:
+            exchange = TensorExchange(fabric)  # as in a process that has taken a dead one's place
             group = Group(exchange)
-        return [float(group.mean(float(door.rank))) for _ in range(2)], exchange._calls
+        return [float(group.mean(float(fabric.rank))) for _ in range(2)], exchange._calls
 
     assert simulated(3, member) == [([1.0, 1.0], 5)] * 3
 
@@ -449,9 +449,9 @@ def test_local_sgd_meets_at_every_step_for_a_collective():
     assert one == two
 
 
-def test_a_door_of_ones_own_is_enough():
-    def member(door):
-        return OwnLoop(AllReduce(), door).mean(float(door.rank)).item()
+def test_a_fabric_of_ones_own_is_enough():
+    def member(fabric):
+        return OwnLoop(AllReduce(), fabric).mean(float(fabric.rank)).item()
 
     assert simulated(3, member) == [1.0, 1.0, 1.0]
 

@@ -34,9 +34,9 @@ def sgd(parameters):
 def test_all_start_from_the_lowest_living_ranks_parameters(strategy, low):
     problem = Problem(bfloat16=low)
 
-    def member(door):
-        replica = Replicator(strategy, door).replicate(
-            "model", problem.net(seed=door.rank), sgd, **problem.options()
+    def member(fabric):
+        replica = Replicator(strategy, fabric).replicate(
+            "model", problem.net(seed=fabric.rank), sgd, **problem.options()
         )
         replica.check()
         return replica.params.detach().clone(), [p.detach().clone() for p in replica.own_parameters()]
@@ -50,8 +50,8 @@ def test_all_start_from_the_lowest_living_ranks_parameters(strategy, low):
 def test_members_with_other_memory_layouts_are_other_models():
     """The vector is exchanged as it lies in memory, so all members must lay it out alike; these do."""
 
-    def member(door):
-        replica = Replicator(AllReduce(), door).replicate("net", pixels(True, seed=door.rank), sgd)
+    def member(fabric):
+        replica = Replicator(AllReduce(), fabric).replicate("net", pixels(True, seed=fabric.rank), sgd)
         return {name: values.clone() for name, values in replica.named_views()}
 
     one, other = SimulatedFabric(2, seed=0).run([member] * 2)
@@ -60,12 +60,12 @@ def test_members_with_other_memory_layouts_are_other_models():
 
 
 def test_two_replicas_learn_apart_each_with_its_own_channel_and_strategy():
-    def member(door):
-        replicator = Replicator(LocalSGD(period=2), door)
+    def member(fabric):
+        replicator = Replicator(LocalSGD(period=2), fabric)
         actor = replicator.replicate("actor", Point(0.0), sgd)
         critic = replicator.replicate("critic", Point(10.0, 10.0), sgd)
         for _ in range(2):
-            actor.follow(torch.tensor([1.0 + door.rank], dtype=torch.float64))
+            actor.follow(torch.tensor([1.0 + fabric.rank], dtype=torch.float64))
         critic.follow(torch.ones(2, dtype=torch.float64))
         return actor.params.tolist(), critic.params.tolist(), replicator.bound_replicas["critic"].last
 
@@ -74,8 +74,8 @@ def test_two_replicas_learn_apart_each_with_its_own_channel_and_strategy():
 
 
 def test_a_name_is_given_once():
-    def member(door):
-        replicator = Replicator(AllReduce(), door)
+    def member(fabric):
+        replicator = Replicator(AllReduce(), fabric)
         replicator.replicate("net", Point(0.0), sgd)
         replicator.replicate("net", Point(0.0), sgd)
 
@@ -86,9 +86,9 @@ def test_a_name_is_given_once():
 def test_what_replicas_on_a_gpu_cannot_do_is_refused():
     """A fabric may offer what a replica's device does not: a vector on a GPU cannot be shared memory."""
 
-    def member(door):
-        OwnLoop(GALA(), door, devices=("cuda:0",))
-        OwnLoop(Hogwild(), door, devices=("cuda:0",))
+    def member(fabric):
+        OwnLoop(GALA(), fabric, devices=("cuda:0",))
+        OwnLoop(Hogwild(), fabric, devices=("cuda:0",))
 
     with pytest.raises(Refusal, match=r"hogwild needs shared memory, which this fabric on a GPU does.*gala"):
         SimulatedFabric(1, seed=0).run([member])
@@ -131,8 +131,8 @@ def test_a_strategy_is_told_of_deaths_and_of_who_joins_between_two_steps():
 def test_the_strategy_given_stays_as_it_was():
     given = LocalSGD(period=3, outer_learning_rate=1.0)
 
-    def member(door):
-        Problem().learn(given, 4, door)
+    def member(fabric):
+        Problem().learn(given, 4, fabric)
 
     SimulatedFabric(2, seed=0).run([member] * 2)
     assert given == LocalSGD(period=3, outer_learning_rate=1.0)
@@ -140,11 +140,11 @@ def test_the_strategy_given_stays_as_it_was():
 
 
 def test_state_has_replica_and_strategy_by_name_and_consensus_a_vector_each():
-    def member(door):
-        replicator = Replicator(LocalSGD(period=5), door)
+    def member(fabric):
+        replicator = Replicator(LocalSGD(period=5), fabric)
         one = replicator.replicate("one", Point(0.0, 0.0), OPTIMIZERS["momentum"])
         replicator.replicate("two", Point(4.0), sgd)
-        one.follow(torch.full((2,), 1.0 + door.rank, dtype=torch.float64))
+        one.follow(torch.full((2,), 1.0 + fabric.rank, dtype=torch.float64))
         consensus = replicator.consensus()
         return replicator.state(), consensus, one.params.detach().clone()
 
@@ -165,8 +165,8 @@ def test_publish_shows_the_parameters_as_they_are_now():
 
 
 def test_traffic_is_summed_over_replicas():
-    def member(door):
-        replicator = Replicator(GALA(), door)
+    def member(fabric):
+        replicator = Replicator(GALA(), fabric)
         for name in ("one", "two"):
             replicator.replicate(name, Point(0.0, 0.0, 0.0), sgd)
         before = replicator.bytes_exchanged
@@ -187,7 +187,7 @@ STARTS = [(3.0, 0.0), (0.0, 3.0), (-3.0, -3.0), (4.0, 4.0)]
 SLOPES = [(1.0, 0.0), (0.0, 2.0), (1.0, 1.0), (-1.0, 0.0)]
 
 
-def probed(synchronous, door):
+def probed(synchronous, fabric):
     """Each at its own point with its own gradient, which a mean replaces; all show it before anybody
     compares."""
 
@@ -195,14 +195,14 @@ def probed(synchronous, door):
         replica.grad.fill_(1.0)
         return Exchange(0, 1, 1)
 
-    replica = Replica("x", Point(*STARTS[door.rank]), sgd)
-    probe = Probe(replica, door, synchronous, replicas=door.size)
+    replica = Replica("x", Point(*STARTS[fabric.rank]), sgd)
+    probe = Probe(replica, fabric, synchronous, replicas=fabric.size)
     replica.measure = True
     replica.exchange = exchange
-    replica.follow(torch.tensor(SLOPES[door.rank], dtype=torch.float64))
+    replica.follow(torch.tensor(SLOPES[fabric.rank], dtype=torch.float64))
     if not synchronous:
         probe.measure()
-        door.channel("barrier", torch.zeros(1)).gather(torch.zeros(1))
+        fabric.channel("barrier", torch.zeros(1)).gather(torch.zeros(1))
     return probe.measure()
 
 
@@ -226,10 +226,10 @@ def test_the_probe_alone_has_nothing_to_compare():
 def test_a_centre_drains_all_replicas_while_one_waits_for_its_reply(strategy):
     """As at a checkpoint that is requested in the middle of a batch with updates of two replicas."""
 
-    def member(door):
-        replicator = Replicator(strategy, door)
+    def member(fabric):
+        replicator = Replicator(strategy, fabric)
         replicas = [replicator.replicate(name, Point(8.0), sgd) for name in ("first", "second")]
-        if door.rank == 2:
+        if fabric.rank == 2:
             return replicator.drain(1, 5.0)
         for _ in range(2):
             for replica in replicas:
@@ -248,8 +248,8 @@ def test_a_centre_that_is_busy_publishes_too():
             seen.append(float(loop.consensus()["x"]))
         return seen, replica.params.item()
 
-    def member(door):
-        with OwnLoop(ParameterServer(), door) as loop:
+    def member(fabric):
+        with OwnLoop(ParameterServer(), fabric) as loop:
             return script(loop)
 
     (seen, own), (others, _), _ = SimulatedFabric(3, seed=0, coroutines="threads").run([member] * 3)

@@ -29,11 +29,11 @@ def bank(rank: int, uniform: bool) -> tuple[SlotSampler, Tensor]:
     return sampler, errors
 
 
-def weigh(uniform: bool, beta: float, least: float, door: Fabric) -> tuple[Tensor, Tensor]:
+def weigh(uniform: bool, beta: float, least: float, fabric: Fabric) -> tuple[Tensor, Tensor]:
     """([n] what each item of this member's bank is drawn in proportion to, [n] chance times weight)"""
-    sampler, priority = bank(door.rank, uniform)
+    sampler, priority = bank(fabric.rank, uniform)
     total, minimum = sampler.mass
-    channel = door.channel("banks", CHANNEL_LIKE)
+    channel = fabric.channel("banks", CHANNEL_LIKE)
     for banks in (BankWeights(channel, 3), BankWeights(channel, 3)):
         weight = (priority / minimum / least) ** -beta
         banks.weigh(weight, total, minimum * least, beta)
@@ -64,9 +64,9 @@ def test_an_item_that_nobody_drew_makes_no_weight_small() -> None:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
 
 
-def alone(door: Fabric) -> list[float]:
+def alone(fabric: Fabric) -> list[float]:
     weights = torch.tensor([0.5, 0.25, 0.1])
-    BankWeights(door.channel("banks", CHANNEL_LIKE), 1).weigh(weights, 3.0, 0.5, 0.4)
+    BankWeights(fabric.channel("banks", CHANNEL_LIKE), 1).weigh(weights, 3.0, 0.5, 0.4)
     return weights.tolist()
 
 

@@ -47,7 +47,7 @@ def test_with_a_saved_state_it_goes_on_after(kind, call):
         assert updates == UPDATES
 
 
-def settle(replicator, end):
+def drain(replicator, end):
     """Wait until all members have made their updates, and have received each other's messages."""
     end.gather(torch.zeros(1))
     assert replicator.drain(1, 5.0)
@@ -58,7 +58,7 @@ def saved_role(kind, endpoint):
     """Make updates, and return the state of the replica and of the strategy, as a checkpoint has it."""
     replicator, replica, end = start(kind, sgd, endpoint)
     PROBLEM._run(replica, UPDATES, (endpoint.rank,))
-    settle(replicator, end)
+    drain(replicator, end)
     return copy.deepcopy(replicator.state())
 
 
@@ -91,7 +91,7 @@ def saving_role(kind, restores, endpoint):
     attached = {name: copied(value) for name, value in vars(strategy).items()}
     vectors = copied_vectors(strategy, replica)
     PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,))
-    settle(replicator, end)
+    drain(replicator, end)
     state = copy.deepcopy(strategy.state())
     if restores:
         vars(strategy).clear()

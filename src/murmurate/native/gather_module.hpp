@@ -1,11 +1,11 @@
 // The Python side of copies out of a replay's storage, at once or in the background. Included by module.cpp alone.
 #pragma once
 
-#include "courier.hpp"
+#include "background_thread.hpp"
 
 namespace {
 
-const char* kCourier = "murmurate.courier";
+const char* kBackgroundThread = "murmurate.background_thread";
 
 struct Gather {
   const char* base;
@@ -75,54 +75,57 @@ PyObject* split_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-Courier* courier_of(PyObject* capsule) { return static_cast<Courier*>(PyCapsule_GetPointer(capsule, kCourier)); }
+BackgroundThread* background_thread_of(PyObject* capsule) {
+  return static_cast<BackgroundThread*>(PyCapsule_GetPointer(capsule, kBackgroundThread));
+}
 
-// courier() -> a background thread that gathers and splits; it ends when the returned capsule is freed
-PyObject* make_courier(PyObject*, PyObject*) {
-  Courier* courier = new (std::nothrow) Courier;
-  if (!courier) return PyErr_NoMemory();
-  PyObject* capsule = PyCapsule_New(courier, kCourier, [](PyObject* freed) {
-    Courier* owned = courier_of(freed);
+// background_thread() -> a background thread that gathers and splits; it ends when the returned capsule is freed
+PyObject* make_background_thread(PyObject*, PyObject*) {
+  BackgroundThread* thread = new (std::nothrow) BackgroundThread;
+  if (!thread) return PyErr_NoMemory();
+  PyObject* capsule = PyCapsule_New(thread, kBackgroundThread, [](PyObject* freed) {
+    BackgroundThread* owned = background_thread_of(freed);
     if (owned->in_owner_process()) delete owned;
   });
-  if (!capsule) delete courier;
+  if (!capsule) delete thread;
   return capsule;
 }
 
-// Returns the number of the work, for `await_courier`. Until then the caller keeps the memory that the work uses.
+// Returns the number of the work, for `await_background_thread`. Until then the caller keeps the memory that the work
+// uses.
 template <typename Work>
 PyObject* later(PyObject* capsule, const Work& work) {
-  Courier* courier = courier_of(capsule);
-  if (!courier) return nullptr;
+  BackgroundThread* thread = background_thread_of(capsule);
+  if (!thread) return nullptr;
   try {
-    return PyLong_FromLongLong(courier->submit(work));
+    return PyLong_FromLongLong(thread->submit(work));
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
 }
 
-// gather_later(courier, base, stride, bytes, index, count, out) -> number
+// gather_later(thread, base, stride, bytes, index, count, out) -> number
 PyObject* gather_later(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 7)) return nullptr;
   const Gather work = gather_of(args + 1);
   return PyErr_Occurred() ? nullptr : later(args[0], work);
 }
 
-// split_later(courier, base, stride, index, count, places, out) -> number
+// split_later(thread, base, stride, index, count, places, out) -> number
 PyObject* split_later(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 7)) return nullptr;
   Split work;
   return split_of(args + 1, &work) ? later(args[0], work) : nullptr;
 }
 
-// await_courier(courier, number): returns when all work up to that number is done
-PyObject* await_courier(PyObject*, PyObject* const* args, Py_ssize_t n) {
+// await_background_thread(thread, number): returns when all work up to that number is done
+PyObject* await_background_thread(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 2)) return nullptr;
-  Courier* courier = courier_of(args[0]);
+  BackgroundThread* thread = background_thread_of(args[0]);
   const int64_t number = PyLong_AsLongLong(args[1]);
-  if (!courier || PyErr_Occurred()) return nullptr;
+  if (!thread || PyErr_Occurred()) return nullptr;
   Py_BEGIN_ALLOW_THREADS
-  courier->wait(number);
+  thread->wait(number);
   Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }

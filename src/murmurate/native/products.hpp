@@ -35,7 +35,7 @@ class TileConfig {
       uint8_t rows[16] = {};
     } shape;
     for (int i = 0; i < 8; ++i) shape.bytes[i] = kBytes, shape.rows[i] = kRows;
-    settle();
+    compiler_barrier();
     _tile_loadconfig(&shape);
   }
   ~TileConfig() { _tile_release(); }

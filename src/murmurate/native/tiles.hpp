@@ -23,7 +23,7 @@ constexpr int64_t kBytes = 64;   // bytes of a tile's row
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // The compiler does not know that tiles are loaded from memory: this makes it finish all earlier stores.
-inline void settle() { __asm__ volatile("" ::: "memory"); }
+inline void compiler_barrier() { __asm__ volatile("" ::: "memory"); }
 
 // Packs `rows` <= 16 rows of `steps` x 32 numbers as the columns of a right factor, one tile after another.
 inline void pack_columns(const Bf16* from, int64_t stride, int64_t rows, int64_t steps, Bf16* to) {

@@ -87,7 +87,7 @@ void convolve(const Torso& t, int64_t i, int64_t batch, const Bf16* x, const Bf1
   pack_filters(l, weight, f.order, f.right);
   output_places(t, i, f.place);
   widen(bias, l.filters, f.bias);
-  settle();
+  compiler_barrier();
   const int64_t steps = step_offsets(l.kernel, l.kernel * l.channels, l.width * l.channels, f.offset);
   // ends with the last meaningful place, so that no window reaches beyond the last image
   const int64_t used_places = (batch - 1) * places + (out_height(l) - 1) * l.width + out_width(l);
@@ -118,7 +118,7 @@ void connect(const Torso& t, int64_t batch, const Bf16* x, const Bf16* weight, c
   for (int64_t n = 0; n < batch; n += kRows)
     pack_columns(x + n * deep, deep, batch - n < kRows ? batch - n : kRows, steps, f.right + n / kRows * tile_stride);
   widen(bias, t.features, f.bias);
-  settle();
+  compiler_barrier();
   step_offsets(1, deep, 0, f.offset);
   const Inner inner = {deep, f.offset, steps, kTile};
   for (int64_t n = 0; n < batch; n += 2 * kRows) {

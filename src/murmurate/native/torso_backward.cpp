@@ -107,7 +107,7 @@ void connected_weight_gradient(const Torso& t, int64_t batch, const Bf16* x, con
   for (int64_t k = 0; k < deep; k += kPanel) {
     const int64_t wide = deep - k < kPanel ? deep - k : kPanel;
     pack_pairs(x + k, deep, batch, wide, steps, b.right);
-    settle();
+    compiler_barrier();
     for (int64_t m = 0; m < t.features; m += 2 * kRows)
       for (int64_t column = 0; column < wide; column += kDeep) {
         const Bf16 *left = b.by_feature + m * samples, *right = b.right + column * samples;
@@ -132,7 +132,7 @@ void connected_input_gradient(const Torso& t, int64_t batch, const Bf16* x, cons
   for (int64_t k = 0; k < deep; k += kDeep) {
     if (k % kPanel == 0) {
       pack_pairs(weight + k, deep, t.features, deep - k < kPanel ? deep - k : kPanel, inner.steps, b.right);
-      settle();
+      compiler_barrier();
     }
     const Bf16* right = b.right + k % kPanel * t.features;
     for (int64_t n = 0; n < batch; n += 2 * kRows) {
@@ -172,7 +172,7 @@ void filter_gradient(const Torso& t, int64_t i, int64_t batch, const Bf16* x, co
     const int64_t rest = total - place, steps = round_up(rest < places_at_once ? rest : places_at_once, kDeep) / kDeep;
     const Inner inner = {stride, b.steps, steps, 2 * kTile};
     pack_pairs(x + place * l.channels, l.channels, rest, l.channels, steps, b.right);
-    settle();
+    compiler_barrier();
     for (int64_t tile = 0; tile < tiles; tile += tiles % 4 ? 2 : 4) {
       const Bf16* right = b.right + tile * steps * kTile;
       for (int64_t k = 0; k < count; k += tiles % 4 ? 2 : 1) {
@@ -220,7 +220,7 @@ void input_gradient(const Torso& t, int64_t i, int64_t batch, const Bf16* x, con
   const Layer &l = t.layer[i], &before = t.layer[i - 1];
   const int64_t places = grid(l), size = grid(before) * before.filters;
   pack_rotated(l, weight, b.order, b.right);
-  settle();
+  compiler_barrier();
   for (int64_t p = 0; p < places; ++p)
     b.place[p] = (p / l.width * l.block * before.width + p % l.width * l.block) * before.filters;
   Bf16* to = b.grid[i - 1] + front(before) * before.filters;
@@ -268,7 +268,7 @@ bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Bf16* laid, 
   }
   const TileConfig tiles;
   rectify_gradient(t, batch, features, gradient, b, to[2 * t.layers + 1]);
-  settle();
+  compiler_barrier();
   connected_weight_gradient(t, batch, x[t.layers], b, to[2 * t.layers]);
   if (first == t.layers) return true;
   clear(b.bias, last(t).filters * static_cast<int64_t>(sizeof(float)));

@@ -24,7 +24,7 @@ class AsyncCopy:
         if native.kernels is None:
             raise RuntimeError(f"there are no compiled kernels: {native.simd}")
         self._kernels = native.kernels
-        self._thread: Any = self._kernels.courier()
+        self._thread: Any = self._kernels.background_thread()
         # (number of a copy, tensors that must stay alive until it is complete)
         self._kept: deque[tuple[int, tuple[Tensor, ...]]] = deque()
         self.number = 0
@@ -62,6 +62,6 @@ class AsyncCopy:
 
     def wait(self, number: int) -> None:
         """Block until copy ``number`` and all before it are complete."""
-        self._kernels.await_courier(self._thread, number)
+        self._kernels.await_background_thread(self._thread, number)
         while self._kept and self._kept[0][0] <= number:
             self._kept.popleft()

@@ -19,24 +19,24 @@ namespace murmurate {
 
 // Work must not throw, and its memory must stay valid until it is done. Without a thread, as in a forked child, the
 // caller does the work at once; what was queued before the fork is not done in the child.
-class Courier {
+class BackgroundThread {
  public:
-  Courier() : owner_(process_id()) {
+  BackgroundThread() : owner_(process_id()) {
     try {
       thread_ = std::thread([this] { serve(); });
     } catch (const std::exception&) {
     }
   }
 
-  Courier(const Courier&) = delete;
-  Courier& operator=(const Courier&) = delete;
+  BackgroundThread(const BackgroundThread&) = delete;
+  BackgroundThread& operator=(const BackgroundThread&) = delete;
 
   // Whether the thread is in this process. A forked child does not have it, and must not destroy this object: the
   // mutex may stay locked for ever.
   bool in_owner_process() const { return owner_ == process_id(); }
 
   // Drops work that has not begun.
-  ~Courier() {
+  ~BackgroundThread() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       waiting_.clear();
