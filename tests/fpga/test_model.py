@@ -59,6 +59,14 @@ def test_a_clock_outside_the_table_is_refused_or_assumed(monkeypatch: pytest.Mon
             ReplayManagerModel(large, **wrong)  # type: ignore[arg-type]
 
 
+def test_block_ram_is_that_of_the_next_larger_tree_of_the_table() -> None:
+    assert ReplayManagerModel(TreeShape(4_096)).block_rams == 16
+    assert ReplayManagerModel(TreeShape(8_192)).block_rams == 48
+    assert ReplayManagerModel(TreeShape(8_192), banks=2).block_rams == 96
+    with pytest.raises(Refusal, match=r"no tree of 131072 leaves or more.* Use fewer leaves"):
+        _ = ReplayManagerModel(TreeShape(131_072)).block_rams
+
+
 @pytest.mark.parametrize(("each", "error"), [(0.25, 0.3), (2, 0.125), (8, 0.055), (32, 0.025)])
 def test_the_fullest_of_64_banks_is_that_of_draws(each: float, error: float) -> None:
     batch = int(64 * each)
@@ -78,8 +86,12 @@ def test_the_report_has_all_digits_and_is_that_of_the_page(
     assert textwrap.indent(printed, "    ") in page.read_text()
 
 
-def test_the_mapping_table_measures_a_learner_of_one_thread() -> None:
-    seen = []
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (4, 3), (64, 16)])
+def test_the_mapping_table_leaves_a_core_beside_the_learner(
+    cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapping_table, "usable_cores", lambda: cores)
+    seen: list[int] = []
 
     @dataclasses.dataclass
     class Probe:
@@ -95,7 +107,7 @@ def test_the_mapping_table_measures_a_learner_of_one_thread() -> None:
     torch.set_num_threads(3)
     try:
         mapping_table._train_seconds(mapping_table._CASES["CartPole"][0], Probe(), 8, 1)
-        assert (seen, torch.get_num_threads()) == ([1, 1, 1], 3)
+        assert (seen, torch.get_num_threads()) == ([expected] * 3, 3)
     finally:
         torch.set_num_threads(before)
 

@@ -24,6 +24,11 @@ def measured_units() -> list[dict[str, Any]]:
     return units
 
 
+def slowest_unit() -> dict[str, Any]:
+    """The committed result with the lowest clock, which whole designs are assumed to have."""
+    return min(measured_units(), key=lambda unit: float(unit["mhz"]))
+
+
 def place_and_route_unit(rows: int, columns: int) -> dict[str, Any]:
     """``lut``, ``ff``, ``bram``, ``dsp`` and ``mhz`` (a static timing estimate) of a ``TensorUnit`` on an
     LFE5U-85F of speed grade 6, in the module of ``framed``. Takes minutes.

@@ -27,8 +27,7 @@ class Device:
     costs: these have lines for ``forward``, ``backward`` and ``update`` if the device can train, and for
     ``sample`` and ``priority`` if it can manage a replay. link: the link from the host; None for the host
     itself. shares: whether training and the replay manager slow each other down on this device, as on a GPU;
-    otherwise each has its own resources. bytes: bytes of memory for the storage. how: where the costs come
-    from: ``measured``, or a ``model``.
+    otherwise each has its own resources. bytes: bytes of memory for the storage.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Device:
     link: Link | None = None
     shares: bool = False
     bytes: float = float("inf")
-    how: str = "measured"
 
     def train_seconds(self, batch: int) -> float | None:
         """Seconds of a gradient step on ``batch`` rows that are on the device."""
