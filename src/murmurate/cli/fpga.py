@@ -99,7 +99,8 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(dataclasses.asdict(result)))
     else:
         print(
-            f"{result.updates:,} updates and {result.samples:,} samples: {result.mismatches} mismatches; "
+            f"{result.updates:,} updates and {result.samples:,} samples, {result.together:,} of each in the "
+            f"same cycles: {result.mismatches} mismatches; "
             f"{result.cycles:,} cycles, {result.cycles_over_model:.4f} of the model, in "
             f"{result.wall_seconds:.0f} s"
         )
