@@ -141,9 +141,35 @@ def test_the_mapping_table_leaves_a_core_beside_the_learner(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("words", "multipliers"),
+    [(["2", "3"], 6), (["2", "3", "--unit", "outer"], 6), (["1", "1", "--unit", "update"], 0)],
+)
+def test_each_unit_of_the_learner_can_be_placed(
+    words: list[str], multipliers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
+    designs: list[str] = []
+    monkeypatch.setattr(learner_area, "synthesized", lambda folder, rtlil: designs.append(rtlil) or {})
+    monkeypatch.setattr(learner_area, "routed", lambda *arguments: {"mhz": 1.0})
+    monkeypatch.setattr(learner_area, "tool_versions", dict)
+    assert learner_area.main(words) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["unit"] == (words[-1] if len(words) > 2 else "tensor")
+    assert designs[0].count("cell $mul ") == multipliers
+
+
+def test_the_clock_of_whole_designs_is_that_of_the_slowest_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = [{"unit": kind, "mhz": mhz} for kind, mhz in (("tensor", 91.3), ("outer", 80.5), ("update", 200))]
+    monkeypatch.setattr(learner_area, "measured_units", lambda: units)
+    assert learner_area.slowest_unit()["unit"] == "outer"
+
+
 def test_units_that_cannot_be_placed_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert learner_area.main(["0", "4"]) == 2
     assert capsys.readouterr().err == "murmurate: a unit of 0 x 4 elements; use at least 1 x 1.\n"
+    assert learner_area.main(["4", "4", "--unit", "update"]) == 2
+    assert "one weight a cycle: give 1 1.\n" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         learner_area.main([])
     assert "required: rows, columns" in capsys.readouterr().err
