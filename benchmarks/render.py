@@ -285,6 +285,13 @@ def _topics(result: dict[str, Any]) -> Rows:
     return [(f"{part}: {row['label']}", row) for part, rows in parts.items() for row in rows]
 
 
+def _mapping(result: dict[str, Any]) -> Rows:
+    """By environment and batch. Before 2026-11-30 the chosen rates were those of the CPU, and the thesis'
+    devices were not in results."""
+    earlier = {"how": "measured", "differs_from_thesis": "not compared"}
+    return [(f"{cell['environment']}, {cell['batch']:,}", {**earlier, **cell}) for cell in result["cells"]]
+
+
 def _targets(result: dict[str, Any]) -> Rows:
     """By recipe and target. Seconds are also of runs that missed the target; ``misses`` tells how many of the
     recipe's, of those of the plan's choice, and of those of the search's best."""
@@ -313,13 +320,15 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
     ),
     "mapping-table": (
         "environment, batch",
-        lambda result: [(f"{cell['environment']}, {cell['batch']:,}", cell) for cell in result["cells"]],
+        _mapping,
         [
             ("learner", "learner"),
             ("replay manager", "replay_manager"),
             ("storage", "storage"),
+            ("differs from the thesis", "differs_from_thesis"),
             ("gradient steps / s", "steps_per_second"),
-            ("replay manager on the FPGA", "others.cpu-fpga"),
+            ("these are", "how"),
+            ("learner on the CPU, replay manager on the FPGA", "others.cpu-fpga"),
         ],
     ),
     "jin-table": (

@@ -57,8 +57,9 @@ def test_mapping_table_fills_every_cell(monkeypatch: pytest.MonkeyPatch) -> None
         (name, batch) for name in few for batch in (8, 32)
     ]
     for cell in result["cells"]:
-        assert cell["learner"] == "cpu"  # the modelled FPGA has no learner
+        assert cell["learner"] == ("fpga" if cell["environment"] == "CartPole" else "cpu")
         assert cell["steps_per_second"] == max([cell["steps_per_second"], *cell["others"].values()])
+    assert set(result["no_fpga_learner"]) == {f"{name}, {b}" for name in ("Hopper", "Pong") for b in (8, 32)}
     json.dumps(result)
 
 

@@ -14,6 +14,7 @@ from murmurate.fpga.learner_model import (
     LearnerModel,
     Unit,
     choose,
+    memory_bits,
     outer_cycles,
     product_cycles,
     stages,
@@ -26,6 +27,11 @@ def test_stages_and_multiplications_of_the_thesis() -> None:
     assert len(stages(CARTPOLE)) + 1 == 3 * 3  # with LOSS: 3 (L - 1) of L = 4 layers of neurons
     critic = [k * n for kind, k, n in stages((6, 8, 8, 1)) if kind == "FW"]
     assert sum(critic) == 137  # Table 4.2: of state and two actions, with biases
+
+
+def test_memory_is_that_of_weights_gradients_and_activations() -> None:
+    """A net 2-3-1 has 3 x 3 + 4 weights with biases, and keeps 3 + 4 activations of a sample."""
+    assert memory_bits((2, 3, 1), 10) == 13 * (32 + 40) + 10 * 7 * 16
 
 
 def test_tiles_multiply_cycles() -> None:

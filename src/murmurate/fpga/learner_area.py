@@ -1,4 +1,4 @@
-"""Area and clock of one tensor unit on an ECP5, by Yosys and nextpnr."""
+"""Area and clock of one of the learner's units on an ECP5, by Yosys and nextpnr."""
 
 from __future__ import annotations
 
@@ -16,27 +16,39 @@ from murmurate.fpga.tools import routed, synthesized, tool_versions
 
 _DEVICE = ("lfe5u-85f", "--85k", "--package", "CABGA756", "--speed", "6")
 _SEED, _TARGET_MHZ = 1, 150.0
+UNITS = ("tensor", "outer", "update")  # TensorUnit, OuterUnit and WeightUpdate
+_SHIFTS = (5, 16)  # of WeightUpdate, for batches of 64 at a learning rate of 1/4, as in bench fpga-learner
 
 
 def measured_units() -> list[dict[str, Any]]:
-    """The committed results of ``place_and_route_unit``."""
+    """The committed results of ``place_and_route_unit``. Those before 2026-11-30 are of tensor units."""
     units: list[dict[str, Any]] = json.loads(Path(__file__).with_name("learner_units.json").read_text())
-    return units
+    return [{"unit": "tensor", **unit} for unit in units]
 
 
-def place_and_route_unit(rows: int, columns: int) -> dict[str, Any]:
-    """``lut``, ``ff``, ``bram``, ``dsp`` and ``mhz`` (a static timing estimate) of a ``TensorUnit`` on an
-    LFE5U-85F of speed grade 6, in the module of ``framed``. Takes minutes.
+def slowest_unit() -> dict[str, Any]:
+    """The committed result with the lowest clock, which whole designs are assumed to have."""
+    return min(measured_units(), key=lambda unit: float(unit["mhz"]))
+
+
+def place_and_route_unit(rows: int, columns: int, kind: str = "tensor") -> dict[str, Any]:
+    """``lut``, ``ff``, ``bram``, ``dsp`` and ``mhz`` (a static timing estimate) of a unit of a kind in
+    ``UNITS`` on an LFE5U-85F of speed grade 6, in the module of ``framed``. Takes minutes.
 
     Raises Refusal for an impossible unit and without the tools, and RunFailed if the unit does not fit.
     """
     unit = Unit(rows, columns)
+    if kind not in UNITS:
+        raise Refusal(f"there is no unit '{kind}'. Use --unit {' or '.join(UNITS)}.")
+    if kind == "update" and unit != Unit(1, 1):
+        raise Refusal(f"a weight update of {rows} x {columns}, and it updates one weight a cycle: give 1 1.")
     versions = tool_versions()
     with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
         folder = Path(name)
-        netlist = synthesized(folder, _framed(unit))
+        netlist = synthesized(folder, _framed(kind, unit))
         area_and_clock = routed(folder, netlist, _DEVICE[1:], _SEED, _TARGET_MHZ)
     return {
+        "unit": kind,
         "rows": unit.rows,
         "columns": unit.columns,
         "device": _DEVICE[0],
@@ -48,28 +60,37 @@ def place_and_route_unit(rows: int, columns: int) -> dict[str, Any]:
     }
 
 
-def _framed(size: Unit) -> str:
+def _framed(kind: str, size: Unit) -> str:
     """The unit in the module of ``framed``."""
     from murmurate.fpga.frame import framed
-    from murmurate.fpga.tensor_unit import TensorUnit
+    from murmurate.fpga.tensor_unit import OuterUnit, TensorUnit, WeightUpdate
 
-    unit = TensorUnit(size.rows, size.columns)
-    inputs = [s for port in (unit.weights, unit.inputs) for s in (port.valid, port.payload.as_value())]
-    outputs = [unit.inputs.ready, unit.sums.valid, unit.sums.payload.as_value()]
-    return framed("unit", unit, [*inputs, unit.sums.ready], outputs)
+    unit: Any
+    if kind == "tensor":
+        unit = TensorUnit(size.rows, size.columns)
+    elif kind == "outer":
+        unit = OuterUnit(size.rows, size.columns)
+    else:
+        unit = WeightUpdate(*_SHIFTS, stochastic=True)
+    taken = [unit.weights, unit.inputs] if kind == "tensor" else [unit.inputs]
+    given = unit.outputs if kind == "update" else unit.sums
+    inputs = [s for port in taken for s in (port.valid, port.payload.as_value())]
+    outputs = [unit.inputs.ready, given.valid, given.payload.as_value()]
+    return framed("unit", unit, [*inputs, given.ready], outputs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m murmurate.fpga.learner_area ROWS COLUMNS``; returns the exit code."""
+    """``python -m murmurate.fpga.learner_area ROWS COLUMNS [--unit KIND]``; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m murmurate.fpga.learner_area",
-        description="Area and clock of one tensor unit by place and route (minutes), as JSON.",
+        description="Area and clock of one of the learner's units by place and route (minutes), as JSON.",
     )
     parser.add_argument("rows", type=int)
     parser.add_argument("columns", type=int)
+    parser.add_argument("--unit", choices=UNITS, default=UNITS[0], help="its kind (default %(default)s)")
     options = parser.parse_args(arguments)
     try:
-        print(json.dumps(place_and_route_unit(options.rows, options.columns), indent=2))
+        print(json.dumps(place_and_route_unit(options.rows, options.columns, options.unit), indent=2))
     except (Refusal, RunFailed) as error:
         print(f"murmurate: {error}", file=sys.stderr)
         return 2 if isinstance(error, Refusal) else 1

@@ -11,9 +11,13 @@ from itertools import pairwise, product
 from typing import NamedTuple, TypeVar
 
 from murmurate.errors import Refusal
+from murmurate.fpga.fixed_point import OPERAND_BITS
+from murmurate.fpga.learner import MASTER_BITS, FixedPointFormats
 
 Item = TypeVar("Item")
 LFE5U_85F_DSPS = 156  # multipliers (MULT18X18D) of an LFE5U-85F
+LFE5U_85F_BLOCK_RAMS = 208  # block RAMs (DP16KD) of an LFE5U-85F
+BLOCK_RAM_BITS = 18 * 1_024
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,16 @@ def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
         *(("BW", n, k) for k, n in shapes[:0:-1]),
         *(("WA", k + 1, n) for k, n in shapes[::-1]),
     ]
+
+
+def memory_bits(layers: Sequence[int], batch: int) -> int:
+    """Bits of memory that a gradient step needs at least: the master weight and the sum of gradients of each
+    weight, and the activations of the batch, which wait for WA. The units' copies of weights, and queues, are
+    left out. Raises Refusal as ``stages``."""
+    shapes = [(k, n) for kind, k, n in stages(layers) if kind == "FW"]
+    weights, activations = sum(k * n for k, n in shapes), sum(k for k, _ in shapes)
+    weight_bits = MASTER_BITS + FixedPointFormats().accumulator_bits
+    return weights * weight_bits + batch * activations * OPERAND_BITS
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.memory import LaneMemory
 from murmurate.fpga.sampler import LevelSampler, Multiplier
-from murmurate.fpga.shape import BYPASS_CYCLES, MULTIPLY_CYCLES, UNIFORM_BITS, TreeShape, read_cycles
+from murmurate.fpga.shape import MULTIPLY_CYCLES, UNIFORM_BITS, TreeShape
 from murmurate.fpga.updater import LevelUpdater
 
 
@@ -48,16 +48,12 @@ class ReplayManager(wiring.Component):
     @property
     def sample_latency(self) -> int:
         """Cycles from an accepted sample to its index, and with ``row_bits`` to its row."""
-        return self.shape.sample_latency + (self._row_cycles if self.row_bits else 0)
+        return self.shape.sample_latency + (self.shape.row_cycles if self.row_bits else 0)
 
     @property
     def memory_bits(self) -> int:
         """Memory bits of all sums and rows."""
         return self.shape.memory_bits + self.shape.leaves * self.row_bits
-
-    @property
-    def _row_cycles(self) -> int:
-        return read_cycles(self.shape.leaves) + BYPASS_CYCLES
 
     def elaborate(self, platform: object) -> Module:
         m, shape = Module(), self.shape
@@ -110,7 +106,7 @@ class ReplayManager(wiring.Component):
         if self.row_bits:
             m.submodules.rows = rows = LaneMemory(self.shape.leaves, 1, self.row_bits, bypass=True)
             m.d.comb += rows.read_address.eq(index)
-            for stage in range(self._row_cycles):
+            for stage in range(shape.row_cycles):
                 later = [
                     Signal(len(x), name=f"{n}_{stage}")
                     for x, n in ((valid, "rv"), (found, "rf"), (index, "ri"))

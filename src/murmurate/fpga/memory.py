@@ -10,7 +10,9 @@ from amaranth.lib.wiring import In, Out
 from murmurate.fpga.shape import READ_CYCLES, read_cycles
 
 # word width in bits of one block RAM, by its number of words. LaneMemory cuts a memory into columns of this
-# width; left to itself, Yosys would stack block RAMs, with multiplexers between them and the output register
+# width; left to itself, Yosys would stack block RAMs, with multiplexers between them and the output register.
+# It still stacks them above 16,384 words: the rows of 32,768 leaves and more, and the leaves of K = 2 and N =
+# 65,536, a tree that does not fit on an LFE5U-85F with W = 16
 _COLUMN_BITS = {16_384: 1, 8_192: 2, 4_096: 4, 2_048: 9, 1_024: 18}
 
 

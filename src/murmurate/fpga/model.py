@@ -20,9 +20,9 @@ Provenance = Literal["measured-pnr", "interpolated-pnr", "assumed"]
 @functools.cache
 def table() -> tuple[dict[str, Any], ...]:
     """The committed results of ``place_and_route``, whose clocks are static timing estimates, without a
-    board."""
+    board. Those before 2026-11-30 stored no rows."""
     rows: list[dict[str, Any]] = json.loads(TABLE.read_text())
-    return tuple(rows)
+    return tuple({"row_bits": 0, **row} for row in rows)
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,30 @@ class ReplayManagerModel:
             )
         return 1e6 * min(best_mhz[max(below)], best_mhz[min(above)]), "interpolated-pnr"
 
+    @property
+    def block_rams(self) -> int:
+        """Number of block RAMs: that of the smallest tree of the table with at least as many leaves, for each
+        bank. Raises Refusal if there is none."""
+        placed = [(row["leaves"], row["bram"]) for row in self._rows() if row["leaves"] >= self.shape.leaves]
+        if not placed:
+            raise Refusal(
+                f"the table of place and route has no tree of {self.shape.leaves} leaves or more, of fan-out "
+                f"{self.shape.fan_out} and width {self.shape.width}, on {self.device} of speed grade "
+                f"{self.speed}. Use fewer leaves; murmurate fpga pnr finds the block RAM of a tree."
+            )
+        return self.banks * int(min(placed)[1])
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The table's results with this fan-out, width, device and speed, for a tree that stores no rows."""
+        key = (self.shape.fan_out, self.shape.width, self.device, self.speed, 0)
+        names = ("fan_out", "width", "device", "speed", "row_bits")
+        return [row for row in table() if tuple(row[name] for name in names) == key]
+
     def _best_mhz(self) -> dict[int, float]:
         """The clock of the best placement seed of each size (number of leaves) in the table."""
-        key = (self.shape.fan_out, self.shape.width, self.device, self.speed)
-        names = ("fan_out", "width", "device", "speed")
         best: dict[int, float] = {}
-        for row in table():
-            if tuple(row[name] for name in names) == key:
-                best[row["leaves"]] = max(row["mhz"], best.get(row["leaves"], 0.0))
+        for row in self._rows():
+            best[row["leaves"]] = max(row["mhz"], best.get(row["leaves"], 0.0))
         return best
 
     def sample_seconds(self, batch: int) -> float:

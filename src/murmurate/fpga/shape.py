@@ -115,6 +115,11 @@ class TreeShape:
         return MULTIPLY_CYCLES + descent + OUTPUT_CYCLES
 
     @property
+    def row_cycles(self) -> int:
+        """Cycles from an index to its row, where rows are stored."""
+        return read_cycles(self.leaves) + BYPASS_CYCLES
+
+    @property
     def update_latency(self) -> int:
         """Cycles from an accepted priority to the total that contains it."""
         return sum(self.update_level_cycles(level) for level in range(self.levels)) + 1

@@ -35,15 +35,16 @@ def verilog(shape: TreeShape, row_bits: int = 0) -> str:
         return (folder / "top.v").read_text()
 
 
-def measured_rtlil(shape: TreeShape) -> str:
-    """The manager in the module of ``framed``. Raises Refusal without Amaranth."""
+def measured_rtlil(shape: TreeShape, row_bits: int = 0) -> str:
+    """The manager in the module of ``framed``. row_bits: see ``ReplayManager``. Raises Refusal without
+    Amaranth."""
     try:
         from murmurate.fpga.frame import framed
         from murmurate.fpga.manager import ReplayManager
     except ImportError as error:
         raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
 
-    manager = ReplayManager(shape)
+    manager = ReplayManager(shape, row_bits)
     samples, indices, updates = manager.samples, manager.indices, manager.updates
     inputs = [samples.valid, samples.payload, indices.ready, updates.valid, updates.payload.as_value()]
     outputs = [samples.ready, indices.valid, indices.payload.as_value(), manager.total]

@@ -27,8 +27,7 @@ class Device:
     costs: these have lines for ``forward``, ``backward`` and ``update`` if the device can train, and for
     ``sample`` and ``priority`` if it can manage a replay. link: the link from the host; None for the host
     itself. shares: whether training and the replay manager slow each other down on this device, as on a GPU;
-    otherwise each has its own resources. bytes: bytes of memory for the storage. how: where the costs come
-    from: ``measured``, or a ``model``.
+    otherwise each has its own resources. bytes: bytes of memory for the storage.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Device:
     link: Link | None = None
     shares: bool = False
     bytes: float = float("inf")
-    how: str = "measured"
 
     def train_seconds(self, batch: int) -> float | None:
         """Seconds of a gradient step on ``batch`` rows that are on the device."""
@@ -74,19 +72,23 @@ class Assignment:
     others: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-def steps_per_second(learner: Device, replay: Device, batch: int, row_bytes: float) -> float | None:
+def steps_per_second(
+    learner: Device, replay: Device, batch: int, row_bytes: float, stored: int = 0
+) -> float | None:
     """Gradient steps per second by eq. 4.2, with learner and replay manager on these devices; None if a
     device cannot run its part.
 
     The rows of a batch are sent to the learner's device while it trains on the previous batch. If both are on
-    one device, nothing is sent.
+    one device with room for ``stored`` rows, nothing is sent.
     """
     train, draw = learner.train_seconds(batch), replay.draw_seconds(batch)
     if train is None or draw is None:
         return None
+    rows = learner.transfer_seconds(row_bytes * batch)
     if learner.name == replay.name:
-        return 1 / (train + draw if learner.shares else max(train, draw))
-    train = max(train, learner.transfer_seconds(row_bytes * batch))
+        both = train + draw if learner.shares else max(train, draw)
+        return 1 / (both if learner.bytes >= stored * row_bytes else max(both, rows))
+    train = max(train, rows)
     # from the learner's device the priorities go to the host, and on to that of the replay manager
     messages = replay.messages_seconds(batch) + learner.transfer_seconds(_WORD_BYTES * batch)
     return 1 / max(train, draw + messages)
@@ -103,7 +105,7 @@ def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int,
         (a.name, b.name): rate
         for a in devices
         for b in devices
-        if (rate := steps_per_second(a, b, batch, row_bytes)) is not None
+        if (rate := steps_per_second(a, b, batch, row_bytes, stored)) is not None
     }
     if not rates:
         raise Refusal(
