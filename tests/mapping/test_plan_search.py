@@ -6,6 +6,7 @@ import dataclasses
 import locale
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +187,25 @@ def test_only_what_is_free_here_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     search(run, profile)
     profile.renew()
     monkeypatch.setattr(searching, "available_bytes", lambda: 1)
+    with pytest.raises(Refusal, match="no configuration of cartpole-a2c fits"):
+        search(run, profile)
+
+
+def test_another_machines_memory_is_the_limit_and_without_it_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This machine's memory is another question."""
+    run, said = recipe("cartpole-a2c"), list[str]()
+    profile = profile_of(run, forward=1e-2)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=1, available=1))
+    unlimited = search(run, profile, log=said.append)
+    assert any("does not say how much memory its machine has" in line for line in said)
+    least, most = (find(each.bytes for each in unlimited) for find in (min, max))
+    profile.hardware["memory_bytes"] = least
+    said.clear()
+    assert {each.bytes for each in search(run, profile, log=said.append)} == {least} < {least, most}
+    assert not said
+    profile.hardware["memory_bytes"] = 1
     with pytest.raises(Refusal, match="no configuration of cartpole-a2c fits"):
         search(run, profile)
 

@@ -7,11 +7,11 @@ chooses what the thesis leaves open (``candidates``).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import psutil
 import torch
 
 from murmurate.errors import Refusal, quoted
@@ -112,6 +112,11 @@ class _Search:
         """The configurations that fit in memory, with the bytes that they need."""
         run, profile = self.run, self.profile
         vector_bytes, available = planned_bytes(run) or 0, _memory_bytes(profile)
+        if math.isinf(available):
+            self.log(
+                "the profile does not say how much memory its machine has, so nothing is left out for want "
+                "of it. Add memory_bytes to its hardware"
+            )
         # the rule must know what a period costs in env steps
         has_periods = self.learning is not None and "period" in self.learning.exponents
         known = [v for v in variants(run, profile.cores, _gpus(profile)) if key(v) in profile.recipes]
@@ -195,11 +200,11 @@ def _gpus(profile: DeviceProfile) -> int:
     return torch.cuda.device_count() if profile.is_here(usable_cores()) else profile.gpus
 
 
-def _memory_bytes(profile: DeviceProfile) -> int:
-    """What is free here; all memory of another machine."""
+def _memory_bytes(profile: DeviceProfile) -> float:
+    """What is free here; all memory of another machine, infinite if its profile does not tell."""
     if profile.is_here(usable_cores()):
         return available_bytes()
-    return int(profile.hardware.get("memory_bytes", psutil.virtual_memory().total))
+    return float(profile.hardware.get("memory_bytes", math.inf))
 
 
 def _value(
