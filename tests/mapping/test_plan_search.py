@@ -210,6 +210,25 @@ def test_another_machines_memory_is_the_limit_and_without_it_there_is_none(
         search(run, profile)
 
 
+def test_the_least_memory_is_that_of_the_fastest_of_those_that_are_no_slower_than_the_recipe() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2)
+    profile = profile_of(run, act=1e-3, forward=1e-3)
+    all_found, found = search(run, profile), search(run, profile, "memory")
+    own = next(each for each in all_found if not each.changes)
+    rates = {each.name: each.prediction.env_steps_per_second for each in all_found}
+    assert {each.name for each in found} == {name for name in rates if rates[name] >= rates[own.name]}
+    assert len(found) < len(all_found)
+    assert (found[0].name, found[0].figure, found[0].unit) == ("--replicas 1 --simulators 16", "151", "MiB")
+    assert "1.99 times as much memory, for 0.90 times the throughput" in next(
+        each.why for each in found if each.run == run
+    )
+    # more simulators take some kB, which is less than is known of a run's memory
+    assert [each.name for each in found[1:3]] == ["--simulators 16", "--strategy local-sgd --simulators 16"]
+    profile.hardware["memory_bytes"] = own.bytes - 1
+    names = {each.name for each in search(run, profile, "memory")}
+    assert names - {each.name for each in found}, "where the recipe does not fit any speed will do"
+
+
 def test_the_time_to_a_target_needs_what_was_learned_with_these_settings() -> None:
     run = recipe("cartpole-a2c")
     profile = profile_of(run, forward=1e-2)
