@@ -234,9 +234,7 @@ def _value(
     if objective == "energy":
         assert profile.watts is not None
         return 1000 * profile.watts * prediction.busy / rate
-    if (
-        objective == "memory"
-    ):  # it is known to no more than three digits, and of equal ones the fastest counts
+    if objective == "memory":  # no estimate is better than three digits; of equal ones the fastest is first
         return float(f"{size / 2**20:.3g}")
     return rate
 
