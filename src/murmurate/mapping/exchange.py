@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.fabric.simulated.fabric import Member, SimulatedFabric
 from murmurate.launch.together import run_together
 from murmurate.mapping.lines import Line, fit
 from murmurate.replica.vector import Replica
@@ -24,7 +24,7 @@ T = TypeVar("T")
 SIZES = (10_000, 300_000, 1_500_000)  # parameters
 _LEAST_SHARE, _LEAST_SECONDS = 0.25, 1e-9  # of a window: relative to the median of its size, and at all
 _WINDOWS, _CALLS, _WARM_UP_CALLS = 6, 100, 20  # calls: a multiple of the usual averaging periods
-_COUNTED_SIZE, _COUNTED_CALLS = 1_000, 20
+_COUNTED_SIZE, _COUNTED_CALLS, _COUNTED_SECONDS = 1_000, 20, 1e-3  # virtual seconds of an update
 
 
 class _Parameters(nn.Module):
@@ -65,18 +65,22 @@ def measure(strategy: Strategy, replicas: int) -> Line:
 def bytes_for_each_parameter(strategy: Strategy, replicas: int) -> float:
     """Bytes that a replica reads from and writes to others in an update, for each parameter, in shared memory
     (the metric ``bytes_exchanged``): what the strategy's own code exchanges among simulated members that are
-    equally fast, on average over whole periods."""
+    equally fast, and whose messages arrive before the next update, on average over whole periods."""
     members = replicas + strategy.centre
     period = getattr(strategy, "period", 1)
     calls = period * math.ceil(_COUNTED_CALLS / period)
 
-    def count(shared: Replicator, replica: Replica) -> int:
-        _repeat(lambda: replica.exchange(replica), calls)  # the first period may be another one
-        before = shared.bytes_exchanged
-        _repeat(lambda: replica.exchange(replica), calls)
-        return shared.bytes_exchanged - before
+    def member(fabric: Member) -> int | None:
+        def count(shared: Replicator, replica: Replica) -> int:
+            def update() -> None:
+                fabric.compute(_COUNTED_SECONDS)
+                replica.exchange(replica)
 
-    def member(fabric: Fabric) -> int | None:
+            _repeat(update, calls)  # the first period may be another one
+            before = shared.bytes_exchanged
+            _repeat(update, calls)
+            return shared.bytes_exchanged - before
+
         return _at_replicas(fabric, strategy, replicas, _COUNTED_SIZE, count)
 
     counts: list[Any] = SimulatedFabric(members, seed=0, keep_log=False).run([member] * members)
