@@ -145,6 +145,13 @@ def test_energy_needs_the_power_of_a_core(capsys: Capture) -> None:
     )
 
 
+def test_the_least_memory_is_an_objective_and_needs_nothing_more(capsys: Capture) -> None:
+    rows = planned(capsys, "--objective", "memory")
+    assert rows[0]["unit"] == "MiB"
+    assert rows[0]["predicted"] == min(row["predicted"] for row in rows)
+    assert rows[0]["memory_bytes"] / 2**20 == pytest.approx(rows[0]["predicted"], rel=0.005)
+
+
 def test_the_time_to_a_target_needs_a_target(capsys: Capture) -> None:
     assert main(["plan", "cartpole-a2c", "--objective", "time"]) == 2
     assert "--target" in capsys.readouterr().err

@@ -219,6 +219,28 @@ def test_the_graph_of_a_replay_has_its_traffic() -> None:
     assert found["backward", "update"] == 4 * PARAMETERS
 
 
+@pytest.mark.parametrize(
+    ("chosen", "bytes_for_each"),
+    [
+        (strategy("all-reduce")(), 4 * (1 + 3)),  # a replica writes its vector, and reads all
+        (strategy("local-sgd")(period=8), 4 * (1 + 3) / 8),
+        (strategy("elastic")(period=40), 4 * 2 / 40),  # to the centre, and back
+        (strategy("dpsgd")(threads=1), 4 * 2 / 10),
+        (strategy("gala")(), 4 * 2),  # it publishes its vector, and reads that of its peer
+        (strategy("hogwild")(), 0),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_graph_has_what_the_strategy_exchanges(chosen: Any, bytes_for_each: float) -> None:
+    run = dataclasses.replace(recipe("cartpole-ppo"), replicas=3, strategy=chosen)  # 16 updates a batch
+    found = {(edge.start, edge.end): edge.bytes for edge in edges(run, PARAMETERS)}
+    assert found["backward", "update"] == 16 * 4 * PARAMETERS
+    # without rounds a replica may read a peer before that has published again
+    assert found["update", "exchange"] == pytest.approx(16 * bytes_for_each * PARAMETERS, rel=0.05)
+    two_updates = {(edge.start, edge.end): edge.bytes for edge in edges(run, PARAMETERS, 2 * PARAMETERS)}
+    assert two_updates["update", "exchange"] == pytest.approx(found["update", "exchange"] / 8)
+
+
 @pytest.mark.parametrize(("clip", "observations"), [(None, 2), (1.0, 6)])
 def test_the_graph_of_sequences_has_the_observation_after_the_last_step(
     clip: float | None, observations: int

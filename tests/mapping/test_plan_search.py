@@ -6,6 +6,7 @@ import dataclasses
 import locale
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +189,44 @@ def test_only_what_is_free_here_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "available_bytes", lambda: 1)
     with pytest.raises(Refusal, match="no configuration of cartpole-a2c fits"):
         search(run, profile)
+
+
+def test_another_machines_memory_is_the_limit_and_without_it_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This machine's memory is another question."""
+    run, said = recipe("cartpole-a2c"), list[str]()
+    profile = profile_of(run, forward=1e-2)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=1, available=1))
+    unlimited = search(run, profile, log=said.append)
+    assert any("does not say how much memory its machine has" in line for line in said)
+    least, most = (find(each.bytes for each in unlimited) for find in (min, max))
+    profile.hardware["memory_bytes"] = least
+    said.clear()
+    assert {each.bytes for each in search(run, profile, log=said.append)} == {least} < {least, most}
+    assert not said
+    profile.hardware["memory_bytes"] = 1
+    with pytest.raises(Refusal, match="no configuration of cartpole-a2c fits"):
+        search(run, profile)
+
+
+def test_the_least_memory_is_that_of_the_fastest_of_those_that_are_no_slower_than_the_recipe() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2)
+    profile = profile_of(run, act=1e-3, forward=1e-3)
+    all_found, found = search(run, profile), search(run, profile, "memory")
+    own = next(each for each in all_found if not each.changes)
+    rates = {each.name: each.prediction.env_steps_per_second for each in all_found}
+    assert {each.name for each in found} == {name for name in rates if rates[name] >= rates[own.name]}
+    assert len(found) < len(all_found)
+    assert (found[0].name, found[0].figure, found[0].unit) == ("--replicas 1 --simulators 16", "151", "MiB")
+    assert "1.99 times as much memory, for 0.90 times the throughput" in next(
+        each.why for each in found if each.run == run
+    )
+    # more simulators take some kB, which is less than is known of a run's memory
+    assert [each.name for each in found[1:3]] == ["--simulators 16", "--strategy local-sgd --simulators 16"]
+    profile.hardware["memory_bytes"] = own.bytes - 1
+    names = {each.name for each in search(run, profile, "memory")}
+    assert names - {each.name for each in found}, "where the recipe does not fit any speed will do"
 
 
 def test_the_time_to_a_target_needs_what_was_learned_with_these_settings() -> None:

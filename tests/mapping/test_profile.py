@@ -44,6 +44,7 @@ def test_costs_depend_on_placement_and_on_how_a_replay_stores_and_draws() -> Non
                 dataclasses.replace(source.replay, alpha=0.0),
                 dataclasses.replace(source.replay, images="device"),
                 dataclasses.replace(source.replay, folder="replays"),
+                dataclasses.replace(source.replay, ahead=50),
             )
         ),
     ]

@@ -157,12 +157,17 @@ def _exchange(run: Run, shape: Shape, costs: RecipeCosts, profile: DeviceProfile
     line = profile.exchange.get(name)
     if line is None:
         raise NotMeasured(f"the exchange of {run.strategy.name} among {run.replicas} replicas")
+    rounds = period_of(with_usual_period(run.strategy)) / period_of(run.strategy)  # for each measured one
+    return rounds * sum(updates * line.seconds(size) for size, updates in vectors_of(run, shape, costs))
+
+
+def vectors_of(run: Run, shape: Shape, costs: RecipeCosts) -> list[tuple[int, float]]:
+    """(number of parameters, updates for each batch) of each vector of a replica, also of models'."""
     whole = [(costs.parameters, float(run.learner.updates(1)))]
     vectors = costs.vectors or whole  # profiles before 2026-11-27 do not tell vectors apart
     for primitive, within in costs.vectors_within.items():
         vectors = vectors + [(size, shape.calls(primitive) * updates) for size, updates in within]
-    rounds = period_of(with_usual_period(run.strategy)) / period_of(run.strategy)  # for each measured one
-    return rounds * sum(updates * line.seconds(size) for size, updates in vectors)
+    return vectors
 
 
 def _descheduled(run: Run, threads: int, cores: int) -> float:

@@ -1,25 +1,30 @@
-"""Seconds that a strategy's step takes in addition to the update, in several processes of this host."""
+"""What a strategy's step costs in addition to the update: seconds, in processes of this host, and bytes."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.fabric.simulated.fabric import Member, SimulatedFabric
 from murmurate.launch.together import run_together
 from murmurate.mapping.lines import Line, fit
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
+T = TypeVar("T")
+
 SIZES = (10_000, 300_000, 1_500_000)  # parameters
 _LEAST_SHARE, _LEAST_SECONDS = 0.25, 1e-9  # of a window: relative to the median of its size, and at all
 _WINDOWS, _CALLS, _WARM_UP_CALLS = 6, 100, 20  # calls: a multiple of the usual averaging periods
+_COUNTED_SIZE, _COUNTED_CALLS, _COUNTED_SECONDS = 1_000, 20, 1e-3  # virtual seconds of an update
 
 
 class _Parameters(nn.Module):
@@ -48,7 +53,7 @@ def measure(strategy: Strategy, replicas: int) -> Line:
     members = replicas + strategy.centre
     samples: list[tuple[int, float]] = []
     for size in SIZES:
-        answers = run_together(members, _work, strategy, replicas, size)
+        answers = run_together(members, _at_replicas, strategy, replicas, size, _extra_seconds)
         learners = [answer for answer in answers if answer is not None]
         windows = [statistics.fmean(window) for window in zip(*learners, strict=True)]
         # noise may make an exchange cost less than nothing, which would decide a fit of relative errors
@@ -57,21 +62,55 @@ def measure(strategy: Strategy, replicas: int) -> Line:
     return fit(samples)
 
 
-def _work(fabric: Fabric, strategy: Strategy, replicas: int, size: int) -> list[float] | None:
-    """The extra seconds of an update, in each window; None at the centre."""
+def bytes_for_each_parameter(strategy: Strategy, replicas: int) -> float:
+    """Bytes that a replica reads from and writes to others in an update, for each parameter, in shared memory
+    (the metric ``bytes_exchanged``): what the strategy's own code exchanges among simulated members that are
+    equally fast, and whose messages arrive before the next update, on average over whole periods."""
+    members = replicas + strategy.centre
+    period = getattr(strategy, "period", 1)
+    calls = period * math.ceil(_COUNTED_CALLS / period)
+
+    def member(fabric: Member) -> int | None:
+        def count(shared: Replicator, replica: Replica) -> int:
+            def update() -> None:
+                fabric.compute(_COUNTED_SECONDS)
+                replica.exchange(replica)
+
+            _repeat(update, calls)  # the first period may be another one
+            before = shared.bytes_exchanged
+            _repeat(update, calls)
+            return shared.bytes_exchanged - before
+
+        return _at_replicas(fabric, strategy, replicas, _COUNTED_SIZE, count)
+
+    counts: list[Any] = SimulatedFabric(members, seed=0, keep_log=False).run([member] * members)
+    return float(sum(counts[:replicas])) / (replicas * calls * _COUNTED_SIZE)
+
+
+def _at_replicas(
+    fabric: Fabric, strategy: Strategy, replicas: int, size: int, measure: Callable[[Replicator, Replica], T]
+) -> T | None:
+    """What ``measure`` returns at a replica of ``size`` parameters; None at the centre, which answers until
+    all have measured."""
     shared = Replicator(strategy, fabric)
     replica = shared.replicate("shared", _Parameters(size), _sgd)
     done = fabric.channel("done", torch.zeros(1, dtype=torch.int64))
     if fabric.rank >= replicas:
         shared.serve_until(lambda: all(done.version(rank) > 0 for rank in range(replicas)))
         return None
-    alone = Replica("alone", _Parameters(size), _sgd)
-    _seconds(lambda: replica.exchange(replica), _WARM_UP_CALLS)
+    found = measure(shared, replica)
+    done.publish(torch.ones(1, dtype=torch.int64))
+    return found
+
+
+def _extra_seconds(shared: Replicator, replica: Replica) -> list[float]:
+    """The extra seconds of an update, in each window."""
+    alone = Replica("alone", _Parameters(len(replica)), _sgd)
+    _repeat(lambda: replica.exchange(replica), _WARM_UP_CALLS)
     times = []
     for _ in range(_WINDOWS):
         exchanging = _seconds(lambda: replica.exchange(replica), _CALLS)
         times.append(exchanging - _seconds(alone.update, _CALLS))
-    done.publish(torch.ones(1, dtype=torch.int64))
     return times
 
 
@@ -79,9 +118,13 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
 
 
-def _seconds(function: Any, calls: int) -> float:
+def _seconds(function: Callable[[], Any], calls: int) -> float:
     began = time.perf_counter()
+    _repeat(function, calls)
+    return (time.perf_counter() - began) / calls
+
+
+def _repeat(function: Callable[[], Any], calls: int) -> None:
     with torch.no_grad():
         for _ in range(calls):
             function()
-    return (time.perf_counter() - began) / calls

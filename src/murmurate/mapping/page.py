@@ -11,10 +11,10 @@ from typing import Any
 import jinja2
 
 from murmurate.mapping.candidates import Candidate
-from murmurate.mapping.cost import Prediction
+from murmurate.mapping.cost import Prediction, vectors_of
 from murmurate.mapping.lines import relative_width
 from murmurate.mapping.primitives import PRIMITIVES, edges, producers, shape_of
-from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, key
 from murmurate.record.figures import byte_size
 from murmurate.training.run import Run
 
@@ -64,7 +64,7 @@ def write_page(
         run_unit=run.unit,
         rows=rows,
         costs=lines,
-        graph=_graph(best.run, costs.parameters, best.prediction),
+        graph=_graph(best.run, costs, best.prediction),
         gantt=_gantt(best.run, best.prediction),
         pareto=_pareto(found),
     )
@@ -87,9 +87,13 @@ def _encoded(figure: Any) -> str:
     return base64.b64encode(memory.getvalue()).decode()
 
 
-def _graph(run: Run, parameters: int, prediction: Prediction) -> str:
+def _graph(run: Run, costs: RecipeCosts, prediction: Prediction) -> str:
     figure, axes = _figure(9, 3.6)
-    drawn = [edge for edge in edges(run, parameters) if edge.start in _POSITIONS and edge.end in _POSITIONS]
+    shape = shape_of(run)
+    assert shape is not None
+    updated = sum(size * updates for size, updates in vectors_of(run, shape, costs))
+    found = edges(run, costs.parameters, updated)
+    drawn = [edge for edge in found if edge.start in _POSITIONS and edge.end in _POSITIONS]
     present = {name for edge in drawn for name in (edge.start, edge.end)}
     for edge in drawn:
         (x0, y0), (x1, y1) = _POSITIONS[edge.start], _POSITIONS[edge.end]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from murmurate.mapping.exchange import bytes_for_each_parameter
 from murmurate.training.run import Run
 
 Size = Literal["simulators", "batch", "none"]
@@ -178,11 +179,15 @@ class Edge:
     bytes: float
 
 
-def edges(run: Run, parameters: int) -> Iterator[Edge]:
+def edges(run: Run, parameters: int, updated: float | None = None) -> Iterator[Edge]:
     """The dataflow of one replica: which primitive passes data to which, and how much for each batch.
 
-    parameters: N, the number of the learner's parameters.
+    parameters: N, the number of the learner's parameters. updated: how many of them the updates from a batch
+    change in total; by default all in each update. ``exchange`` reads and writes what the metric
+    ``bytes_exchanged`` counts in shared memory.
     """
+    if updated is None:
+        updated = float(parameters * run.learner.updates(1))
     shape, spec = shape_of(run), run.world.spec()
     assert shape is not None
     observation = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
@@ -190,7 +195,7 @@ def edges(run: Run, parameters: int) -> Iterator[Edge]:
         source: Any = run.source
         example = source.example_bytes(run) if hasattr(source, "example_bytes") else observation
         yield Edge("collect", "forward", float(example * shape.rows))
-        yield from _learning_edges(run, parameters)
+        yield from _learning_edges(run, updated)
         return
     action = 8 if spec.actions else FLOAT_BYTES * math.prod(spec.action_shape)
     step = observation + action + FLOAT_BYTES + 2  # a reward, terminated and truncated
@@ -220,11 +225,11 @@ def edges(run: Run, parameters: int) -> Iterator[Edge]:
     else:
         yield Edge("simulate", "forward", shape.env_steps * step)
     yield Edge("update", "act", float(FLOAT_BYTES * parameters))
-    yield from _learning_edges(run, parameters)
+    yield from _learning_edges(run, updated)
 
 
-def _learning_edges(run: Run, parameters: int) -> Iterator[Edge]:
+def _learning_edges(run: Run, updated: float) -> Iterator[Edge]:
     yield Edge("forward", "backward", 0.0)
-    yield Edge("backward", "update", float(FLOAT_BYTES * parameters))
+    yield Edge("backward", "update", FLOAT_BYTES * updated)
     if run.replicas > 1:
-        yield Edge("update", "exchange", float(FLOAT_BYTES * parameters))
+        yield Edge("update", "exchange", bytes_for_each_parameter(run.strategy, run.replicas) * updated)

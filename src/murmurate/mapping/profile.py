@@ -113,7 +113,8 @@ def key(run: Run) -> str:
     learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE_FIELDS}
     replay: Any = getattr(run.source, "replay", None)
     if replay is not None:
-        stored = {name: getattr(replay, name) for name in ("images", "manager", "segments", "segment_draws")}
+        own = ("images", "manager", "segments", "segment_draws", "ahead")
+        stored = {name: getattr(replay, name) for name in own}
         replay = stored | {"in_files": bool(replay.folder), "uniform": not (replay.alpha or replay.alpha_end)}
     parts = [plain(run.world), learner, plain(run.placement), replay]
     source: Any = run.source

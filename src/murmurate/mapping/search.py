@@ -7,11 +7,11 @@ chooses what the thesis leaves open (``candidates``).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import psutil
 import torch
 
 from murmurate.errors import Refusal, quoted
@@ -27,8 +27,13 @@ from murmurate.spec import usable_cores
 from murmurate.training.memory import needed_bytes, planned_bytes
 from murmurate.training.run import Run
 
-Objective = Literal["throughput", "time", "energy"]
-UNITS = {"throughput": "{unit}/s", "time": "s to the target", "energy": "J per 1,000 {unit}"}
+Objective = Literal["throughput", "time", "energy", "memory"]
+UNITS = {
+    "throughput": "{unit}/s",
+    "time": "s to the target",
+    "energy": "J per 1,000 {unit}",
+    "memory": "MiB",
+}
 UNCHANGED = "as the recipe is"  # name of the candidate without changes
 _SIMULATED_CANDIDATES = 6
 
@@ -40,7 +45,8 @@ def search(
     hosts: int = 1,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
-    """Candidates, best first, of those that fit in the memory of the profile's host.
+    """Candidates, best first, of those that fit in the memory of the profile's host. With ``memory`` as the
+    objective, those that are slower than ``run`` are left out, if that fits itself.
 
     Raises Refusal if the profile lacks the costs of this recipe, or what the objective needs.
     """
@@ -60,7 +66,7 @@ def search(
     if not found:
         raise Refusal(f"no configuration can be simulated on {hosts} hosts: see above. Leave out --hosts.")
     for candidate in found:
-        candidate.why = _why(candidate, found[0], hosts * profile.cores)
+        candidate.why = _why(candidate, found[0], objective, hosts * profile.cores)
     if searching.unknown:
         found[0].why += f"; left out are those with {missed}"
     return found
@@ -106,12 +112,20 @@ class _Search:
             )
         for name in sorted(unmeasured):
             self.log(f"left out, because the profile lacks {name}")
+        if self.objective == "memory":
+            own = [each.prediction.env_steps_per_second for each in found if each.run == self.run]
+            found = [each for each in found if each.prediction.env_steps_per_second >= max(own, default=0.0)]
         return self.ranked(found)
 
     def _fitting(self) -> Iterator[tuple[Run, int]]:
         """The configurations that fit in memory, with the bytes that they need."""
         run, profile = self.run, self.profile
         vector_bytes, available = planned_bytes(run) or 0, _memory_bytes(profile)
+        if math.isinf(available):
+            self.log(
+                "the profile does not say how much memory its machine has, so nothing is left out for want "
+                "of it. Add memory_bytes to its hardware"
+            )
         # the rule must know what a period costs in env steps
         has_periods = self.learning is not None and "period" in self.learning.exponents
         known = [v for v in variants(run, profile.cores, _gpus(profile)) if key(v) in profile.recipes]
@@ -136,13 +150,14 @@ class _Search:
         return not missing
 
     def candidate(self, run: Run, prediction: Prediction, size: int) -> Candidate:
-        value = _value(self.objective, run, self.run, prediction, self.profile, self.learning)
+        value = _value(self.objective, run, self.run, prediction, self.profile, self.learning, size)
         words, unit = changes(self.run, run), UNITS[self.objective].format(unit=self.run.unit)
         return Candidate(" ".join(words) or UNCHANGED, run, value, unit, "", prediction, words, size)
 
     def ranked(self, found: Iterable[Candidate]) -> list[Candidate]:
-        """Best first."""
-        return sorted(found, key=lambda c: -c.predicted if self.objective == "throughput" else c.predicted)
+        """Best first, of equal ones the fastest."""
+        sign = -1 if self.objective == "throughput" else 1
+        return sorted(found, key=lambda c: (sign * c.predicted, -c.prediction.env_steps_per_second))
 
 
 def _checked(
@@ -195,11 +210,11 @@ def _gpus(profile: DeviceProfile) -> int:
     return torch.cuda.device_count() if profile.is_here(usable_cores()) else profile.gpus
 
 
-def _memory_bytes(profile: DeviceProfile) -> int:
-    """What is free here; all memory of another machine."""
+def _memory_bytes(profile: DeviceProfile) -> float:
+    """What is free here; all memory of another machine, infinite if its profile does not tell."""
     if profile.is_here(usable_cores()):
         return available_bytes()
-    return int(profile.hardware.get("memory_bytes", psutil.virtual_memory().total))
+    return float(profile.hardware.get("memory_bytes", math.inf))
 
 
 def _value(
@@ -209,7 +224,9 @@ def _value(
     prediction: Prediction,
     profile: DeviceProfile,
     learning: Learning | None,
+    size: int,
 ) -> float:
+    """size: bytes of memory that ``candidate`` needs."""
     rate = prediction.env_steps_per_second
     if objective == "time":
         assert learning is not None
@@ -217,10 +234,12 @@ def _value(
     if objective == "energy":
         assert profile.watts is not None
         return 1000 * profile.watts * prediction.busy / rate
+    if objective == "memory":  # no estimate is better than three digits; of equal ones the fastest is first
+        return float(f"{size / 2**20:.3g}")
     return rate
 
 
-def _why(candidate: Candidate, best: Candidate, cores: int) -> str:
+def _why(candidate: Candidate, best: Candidate, objective: Objective, cores: int) -> str:
     """cores: number of cores of all hosts."""
     prediction, run = candidate.prediction, candidate.run
     longest = sorted(prediction.seconds.items(), key=lambda item: -item[1])[:2]
@@ -236,6 +255,10 @@ def _why(candidate: Candidate, best: Candidate, cores: int) -> str:
     }[prediction.bottleneck]
     if candidate is best:
         return f"best of those predicted: {limits}; {prediction.busy:.1f} of {cores} cores are busy"
+    if objective == "memory":
+        faster = prediction.env_steps_per_second / best.prediction.env_steps_per_second
+        memory = candidate.predicted / best.predicted
+        return f"{memory:.2f} times as much memory, for {faster:.2f} times the throughput: {limits}"
     factor = max(candidate.predicted, best.predicted) / max(min(candidate.predicted, best.predicted), 1e-12)
     idle = cores - prediction.busy
     reason = limits

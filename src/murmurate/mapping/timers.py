@@ -15,8 +15,8 @@ from murmurate.replicator.learner import Learner
 from murmurate.spec import TimeStep
 from murmurate.training.loop import TrainingLoop
 
-# primitives that run while the source makes its next batch
-_WITHIN_SOURCE = ("act", "simulate", "insert", "sample", "gather")
+# functions that run while the source makes its next batch
+_WITHIN_SOURCE = ("act", "simulate", "insert", "draw")
 
 
 class Call(NamedTuple):
@@ -154,13 +154,13 @@ def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]])
         sampler.roll_out = clock.apart("imagine", sampler.roll_out, learner)
         # inserting may compute priorities, and a batch is drawn from two replays
         sampler.insert = clock.timed("insert", sampler.insert)
-        sampler.draw = clock.timed("gather", sampler.draw)
+        sampler.draw = clock.timed("draw", sampler.draw)
     elif (replay := getattr(source, "replay", None)) is not None:
-        methods = {"observe": "insert", "choose": "sample", "gather": "gather", "update": "priority"}
-        if not hasattr(replay, "choose"):  # sequences are drawn and read in one call
-            methods = {"observe": "insert", "draw": "gather"}
-        for method, name in methods.items():
-            setattr(replay, method, clock.timed(name, getattr(replay, method)))
+        for method in ("next", "before_steps"):  # both wait for copies that were begun ahead
+            setattr(sampler, method, clock.timed("draw", getattr(sampler, method)))
+        for method, name in (("observe", "insert"), ("choose", "sample"), ("update", "priority")):
+            if hasattr(replay, method):  # sequences are drawn and read in one call, and have no priorities
+                setattr(replay, method, clock.timed(name, getattr(replay, method)))
     for replica in learner.replicas.values():
         _attach_replica(replica, clock)
     loop.source = _TimedSource(source, clock)
@@ -202,8 +202,8 @@ def _attach_replica(replica: Replica, clock: Clock) -> None:
 
 
 def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float]:
-    """The seconds of an iteration by primitive, from the seconds of the timed functions. ``collect`` is the
-    rest of the source's time, ``loop`` the rest of the iteration's.
+    """The seconds of an iteration by primitive, from the seconds of the timed functions. ``gather`` is the
+    rest of the time in which a batch is drawn, ``collect`` of the source's time, ``loop`` of the iteration's.
 
     ``update`` is the strategy's step, which for the single replica of a pilot has no exchange. Of learners
     that ``follow`` a gradient, ``forward`` contains its computation, and ``backward`` only a copy of it.
@@ -211,7 +211,8 @@ def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float
     What the source did ``apart`` is left out of all of them, and of the total: the primitives of a model, for
     which stands 0.
     """
-    found = {name: seconds.get(name, 0.0) for name in (*_WITHIN_SOURCE, "priority")}
+    found = {name: seconds.get(name, 0.0) for name in ("act", "simulate", "insert", "sample", "priority")}
+    found["gather"] = max(0.0, seconds.get("draw", 0.0) - found["sample"])
     total -= seconds.get("apart", 0.0)
     collecting = seconds.get("next", 0.0) - seconds.get("apart", 0.0)
     found["collect"] = max(0.0, collecting - sum(seconds.get(name, 0.0) for name in _WITHIN_SOURCE))
