@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import tempfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def rtlil(shape: TreeShape, row_bits: int = 0) -> str:
         from murmurate.fpga.manager import ReplayManager
     except ImportError as error:
         raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
-    return _with_undefined_collisions(back.convert(ReplayManager(shape, row_bits), name="replay_manager"))
+    return _for_synthesis(back.convert(ReplayManager(shape, row_bits), name="replay_manager"))
 
 
 def verilog(shape: TreeShape, row_bits: int = 0) -> str:
@@ -48,11 +49,21 @@ def measured_rtlil(shape: TreeShape, row_bits: int = 0) -> str:
     samples, indices, updates = manager.samples, manager.indices, manager.updates
     inputs = [samples.valid, samples.payload, indices.ready, updates.valid, updates.payload.as_value()]
     outputs = [samples.ready, indices.valid, indices.payload.as_value(), manager.total]
-    return _with_undefined_collisions(framed("manager", manager, inputs, outputs))
+    return _for_synthesis(framed("manager", manager, inputs, outputs))
 
 
-def _with_undefined_collisions(text: str) -> str:
-    """Tells Yosys that a lane that is read and written in the same cycle may read as anything: the design
-    does not use that value (``LaneMemory``). Otherwise Yosys adds a comparison and a multiplexer to every
-    output."""
-    return text.replace("parameter \\COLLISION_X_MASK 1'0", "parameter \\COLLISION_X_MASK 1'1")
+def _for_synthesis(text: str) -> str:
+    """``text`` with two hints for Yosys.
+
+    A lane that is read and written in the same cycle may read as anything: the design does not use that value
+    (``LaneMemory``). Otherwise Yosys adds a comparison and a multiplexer to every output. And the output
+    queue's memory is to be made of look-up tables: the data of a block RAM without its output register arrive
+    late, which would limit the clock of the whole design.
+    """
+    text = text.replace("parameter \\COLLISION_X_MASK 1'0", "parameter \\COLLISION_X_MASK 1'1")
+    return re.sub(
+        r"^( *)(memory width \d+ size \d+ \\storage)$",
+        r'\1attribute \\ram_style "distributed"\n\1\2',
+        text,
+        flags=re.MULTILINE,
+    )
