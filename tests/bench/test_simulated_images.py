@@ -60,17 +60,27 @@ def test_jins_comparison_is_computed_once(tmp_path):
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")} == before
 
 
-def test_the_verdict_compares_at_the_same_time():
-    def curve(method, losses, end, seconds):
-        points = [{"seconds": k, "passes": k, "loss": loss, "accuracy": 0} for k, loss in enumerate(losses)]
-        return Curve(method, 8, 0, [*points, {"seconds": seconds, "passes": 3, "loss": end, "accuracy": 0}])
+def test_the_verdict_compares_while_all_steps_are_large():
+    """Six passes: a gossip of a second each takes smaller steps from 2 s on, all-reduce from 6 s on."""
+
+    def curve(method, pass_seconds, losses, end):
+        points = [
+            {"seconds": pass_seconds * k, "passes": k, "loss": loss, "accuracy": 0}
+            for k, loss in enumerate([*losses, end])
+        ]
+        return Curve(method, 8, 0, points)
 
     curves = [
-        curve("all-reduce", [3, 2.5, 2.2, 0.9], 0.5, 9),
-        curve("pull-gossip", [3, 2.0, 1.5, 1.2], 0.8, 4),
+        curve("all-reduce", 3, [3, 2.5, 2.4, 0.9, 0.8, 0.7], 0.5),
+        curve("pull-gossip", 1, [3, 2.9, 2.8, 1.2, 1.1, 1.0], 0.8),
     ]
     rows = [jin_imagenet.row(8, method, curves) for method in ("all-reduce", "pull-gossip")]
-    assert [row["early_loss"] for row in rows] == [0.9, 1.2]  # at 3 s
+    assert [row["early_loss"] for row in rows] == [3, 2.8]  # at 2 s; at 6 s gossip has 0.8
+    (sentence,) = jin_imagenet.verdict(rows)
+    assert "gossip leads" in sentence
+    slower = [curves[1], curve("all-reduce", 1.5, [3, 2.5, 2.4, 0.9, 0.8, 0.7], 0.5)]
+    rows = [jin_imagenet.row(8, method, slower) for method in ("all-reduce", "pull-gossip")]
+    assert [row["early_loss"] for row in rows] == [2.5, 2.8]  # at 3 s gossip has 1.2
     (sentence,) = jin_imagenet.verdict(rows)
     assert "gossip does not lead" in sentence
     assert "all-reduce ends lowest" in sentence

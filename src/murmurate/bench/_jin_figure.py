@@ -27,6 +27,12 @@ class Curve:
         earlier = [point for point in self.points[:-1] if point["seconds"] <= seconds]
         return (earlier[-1] if earlier else self.points[0])["loss"]
 
+    def seconds_at(self, share: float) -> float:
+        """The time of the last point in the first ``share`` of the passes; of the first one if there is
+        none."""
+        passes = share * self.points[-1]["passes"]
+        return max(p["seconds"] for p in self.points if p["passes"] <= passes or p is self.points[0])
+
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
     """Draw a row of panels for each number of members, with a line for each curve."""

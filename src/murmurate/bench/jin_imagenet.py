@@ -43,6 +43,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "push-gossip": ("push-gossip", {"period": 1}),
     "pull-gossip": ("pull-gossip", {"period": 1}),
 }
+_MILESTONES = (1 / 3, 2 / 3)  # shares of a run after which its step size falls to a tenth
 # fields of the plan on which a run's curve depends
 _RUN_FIELDS = (
     "world", "path", "net", "width", "passes", "learning_rate", "validation", "costs_of", "costs_side",
@@ -107,9 +108,8 @@ FULL = JinImagesPlan()
 
 
 def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
-    """Loss against virtual time and against passes: ``rows`` have the validation loss when all-reduce reaches
-    the end of the first phase (large steps), and the test loss at the end of the run. A figure has
-    the curves."""
+    """Loss against virtual time and against passes: ``rows`` have the validation loss at the time until which
+    all methods take large steps, and the test loss at the end of the run. A figure has the curves."""
     check(plan)
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def planned(plan: JinImagesPlan, method: str, members: int, batch: int, seed: in
         learning_rate=plan.learning_rate,
         rate_batch=0,
         schedule="step",
-        milestones=(1 / 3, 2 / 3),
+        milestones=_MILESTONES,
         warmup=0.0,
         weight_decay=1e-4,
         precision="float32",
@@ -225,15 +225,12 @@ def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float
 
 
 def row(members: int, method: str, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Means over seeds; ``early_loss``: validation loss at a third of the time that all-reduce takes for its
-    run; without all-reduce, of the method's own time."""
+    """Means over seeds; ``early_loss``: the last validation loss before the step size of any method falls."""
     matching = [c for c in curves if (c.members, c.method) == (members, method)]
     early = []
     for curve in matching:
-        reference = next(
-            (c for c in curves if (c.members, c.method, c.seed) == (members, "all-reduce", curve.seed)), curve
-        )
-        early.append(curve.loss_at(reference.points[-1]["seconds"] / 3))
+        compared = [c for c in curves if (c.members, c.seed) == (members, curve.seed)]
+        early.append(curve.loss_at(min(c.seconds_at(_MILESTONES[0]) for c in compared)))
     losses = [curve.points[-1]["loss"] for curve in matching]
     return {
         "members": members,
@@ -282,7 +279,7 @@ def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> dict[str, 
         "--agent.learning-rate", str(plan.learning_rate),
         "--agent.rate-batch", "0",
         "--agent.schedule", "step",
-        "--agent.milestones", f"{1 / 3},{2 / 3}",
+        "--agent.milestones", ",".join(map(str, _MILESTONES)),
         "--agent.warmup", "0",
         "--agent.weight-decay", "1e-4",
     )  # fmt: skip
