@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from murmurate.bench import jin_imagenet, replicator_scaling
+from murmurate.bench import _resumable, jin_imagenet, replicator_scaling
 from murmurate.bench._jin_figure import Curve
 from murmurate.bench._result import progress_log
 from murmurate.bench._simulated_images import NetCosts
+from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.ranges import check_ranges
 from pictures import write_fashion
@@ -32,8 +33,10 @@ def test_steps_that_take_no_time_are_refused():
         check_ranges(replicator_scaling.ScalingPlan(slower=0.0))
 
 
-def test_jins_comparison_is_computed_once(tmp_path):
-    path = write_fashion(tmp_path, train=60)
+def test_jins_comparison_is_computed_once(tmp_path, monkeypatch):
+    # in place of a process, which would import torch anew and start one for each member
+    monkeypatch.setattr(_resumable, "murmurate", lambda words, _: main([*words, "--launcher", "inline"]))
+    path = write_fashion(tmp_path, train=63)
     plan = jin_imagenet.JinImagesPlan(
         path=path,
         width=1,
@@ -46,14 +49,21 @@ def test_jins_comparison_is_computed_once(tmp_path):
         costs_of="resnet20",
         costs_side=8,
         measured_steps=1,
-        real_members=(),
+        real_members=(2,),
         points=4,
         where=str(tmp_path / "runs"),
     )
     result = jin_imagenet.measure(plan, QUIET)
     json.dumps(result)
     assert [row["method"] for row in result["rows"]] == ["all-reduce", "pull-gossip"]
-    assert len(result["verdict"]) == 1
+    assert [sentence[:12] for sentence in result["verdict"]] == ["2 members: g", "2 processes:"]
+    assert [row["method"] for row in result["real"]] == ["all-reduce", "pull-gossip"]
+    curve, _ = jin_imagenet.real(plan, 2, "pull-gossip", QUIET)
+    for name, end in (("seconds", result["real"][1]["seconds"]), ("passes", 2)):
+        values = [point[name] for point in curve.points]
+        assert len(values) > 2
+        assert values == sorted(values)
+        assert values[-1] == pytest.approx(end, rel=0.1)
     assert (tmp_path / "runs" / "curves.png").stat().st_size > 5_000
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")}
     assert jin_imagenet.measure(plan, QUIET)["rows"] == result["rows"]
