@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from murmurate.bench import _resumable, jin_imagenet, replicator_scaling
+from murmurate.bench import _resumable, _simulated_images, jin_imagenet, replicator_scaling
 from murmurate.bench._jin_figure import Curve
 from murmurate.bench._result import progress_log
-from murmurate.bench._simulated_images import NetCosts
+from murmurate.bench._simulated_images import GlooRate, NetCosts
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.ranges import check_ranges
@@ -16,16 +16,24 @@ from pictures import write_fashion
 QUIET = progress_log()
 
 
-def test_weak_scaling_is_that_of_the_network():
+def test_weak_scaling_is_that_of_the_network_and_computed_once(tmp_path, monkeypatch):
     """Two members send their vectors once each way: a step is 0.1 s of computing and 0.1 s of sending."""
     costs = NetCosts((0.1,), 25_000_000)
-    plan = replicator_scaling.ScalingPlan(batch=4, members=(1, 2), steps=10, strategies=("all-reduce",))
-    rows = replicator_scaling.scaling(
-        "all-reduce", costs, "latency=0,bandwidth=1e9,collective=ring", plan, QUIET
+    monkeypatch.setattr(_simulated_images, "net_costs", lambda *_: costs)
+    monkeypatch.setattr(_simulated_images, "gloo_rate", lambda *_: GlooRate(0.0, 1e9))
+    plan = replicator_scaling.ScalingPlan(
+        batch=4, members=(1, 2), steps=10, strategies=("all-reduce",), where=str(tmp_path)
     )
+    result = replicator_scaling.measure(plan, QUIET)
+    rows = result["rows"]
     assert rows[0]["speed_up"] == 1
     assert rows[1]["update_seconds"] == pytest.approx(0.2, rel=0.01)
     assert rows[1]["efficiency"] == pytest.approx(0.5, rel=0.01)
+    assert (tmp_path / "scaling.png").stat().st_size > 5_000
+    for name in ("net_costs", "gloo_rate"):
+        monkeypatch.setattr(_simulated_images, name, lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(replicator_scaling, "update_seconds", lambda *_: pytest.fail("simulated again"))
+    assert replicator_scaling.measure(plan, QUIET) == result
 
 
 def test_steps_that_take_no_time_are_refused():
