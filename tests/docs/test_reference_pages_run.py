@@ -60,6 +60,7 @@ READERS_FILES = {  # what the page's reader has, and the file here
     r"\bFOLDER\b": "images",
     r"\bimagenet\b": "images",
     r"\banimals\b": "images",
+    r"(?<=eval )RUN --images other": "$(ls -td runs/folder-*/ | head -1) --images images/val",
     r"(?<=eval )(RUN|runs/fashion-sn-gan-\.\.\.)": "$(ls -td runs/fashion-*/ | head -1)",
     r"runs/topics-\d+-\d+": "$(ls -td runs/topics-*/ | head -1)",
 }
