@@ -277,11 +277,15 @@ def _loop(link: str, target: str) -> Refusal:
 
 @dataclass(frozen=True)
 class OtherImages(World):
-    """Images that a run has not learned from, as its test part; the other parts are empty. world: the run's.
-    test: the images, with labels as the run's classes have them."""
+    """Images that a run is evaluated on in place of its own: its test part. The other parts are empty.
+
+    world: the run's. path: a folder with a folder of each class. classes: names of the run's classes, in the
+        order of labels; the folder may lack some.
+    """
 
     world: ImageFilesWorld
-    test: ImageFiles
+    path: str
+    classes: tuple[str, ...]
 
     unit: ClassVar[str] = "images"
 
@@ -293,33 +297,35 @@ class OtherImages(World):
         return self.world.spec(fingerprint)
 
     def divided(self) -> Split:
-        none = Subset(self.test, np.empty(0, np.int64))
-        return Split(none, none, self.test)
+        """The images, prepared as the run's test images are. Raises Refusal for a folder with the name of no
+        class, and as ``FolderWorld.load`` for what cannot be read."""
+        folder = Path(self.path)
+        with _refusing_unreadable(folder):
+            for name in _folders(folder):
+                if name not in self.classes:
+                    some = ", ".join(self.classes[:3]) + (", ..." if len(self.classes) > 3 else "")
+                    raise Refusal(
+                        f"There is no class {name}, as {folder / name} is named: the run's are {some}. Name "
+                        "the folder that has a folder of each class, and move others elsewhere."
+                    )
+            index = _index(folder, list(self.classes), self.world.skip_bad, Counter())
+        images = ImageFiles(index, self.world.size, self.world.shortest, self.world.skip_bad)
+        none = Subset(images, np.empty(0, np.int64))
+        return Split(none, none, images)
 
 
 def other_images(
     world: World, path: str | os.PathLike[str], fingerprint: Mapping[str, Any] | None
 ) -> OtherImages:
-    """Images that a run on ``world`` is evaluated on in place of its own, and that are read as they are.
+    """The images in the folder ``path``, to evaluate a run on ``world``.
 
-    path: a folder with a folder of each class, by the names of the run's classes; classes may lack.
     fingerprint: of the run's data set, which is not read then. Raises Refusal if the run does not learn from
-    image files, for a folder of another name, and as ``FolderWorld.load`` for what cannot be read.
+    image files.
     """
     if not isinstance(world, ImageFilesWorld):
         raise Refusal(
             f"--images (images in Python) is for runs on image files, and the world of this one is "
             f"{world.name}. Leave it out; predict in Python takes arrays of other images (docs/images.md)."
         )
-    folder = Path(path).expanduser()
-    classes = list((world.fingerprint() if fingerprint is None else fingerprint)["classes"])
-    with _refusing_unreadable(folder):
-        for name in _folders(folder):
-            if name not in classes:
-                some = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
-                raise Refusal(
-                    f"There is no class {name}, as {folder / name} is named: the run's are {some}. Name the "
-                    "folder that has a folder of each class, and move others elsewhere."
-                )
-        index = _index(folder, classes, world.skip_bad, Counter())
-    return OtherImages(world, ImageFiles(index, world.size, world.shortest, world.skip_bad))
+    classes = (world.fingerprint() if fingerprint is None else fingerprint)["classes"]
+    return OtherImages(world, os.path.expanduser(path), tuple(classes))

@@ -53,7 +53,7 @@ def figures(
     (see ``_place``); None: whether no process trains in the run folder. of: the run folder, where the
     checkpoint is a copy outside of it. images: a folder of images in place of the run's test images (see
     ``other_images``), for which the run's data set is not needed. Raises Refusal if the data set is gone or
-    has changed, if actions shall be sampled in a run without actions, and as ``other_images``.
+    has changed, if actions shall be sampled in a run without actions, and as ``OtherImages``.
     """
     if sample and not run.evaluation.plays:
         raise Refusal(
