@@ -17,7 +17,7 @@ from test_pages_run import bin_folder, environment, program, python, run
 
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
-from pictures import write_cifar10, write_fashion, write_folder, write_shards
+from pictures import write_cifar10, write_cifar100, write_fashion, write_folder, write_shards
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
@@ -102,6 +102,7 @@ def files(folder: Path) -> None:
     for name, write_images in (
         ("fashion", write_fashion),
         ("cifar-10-batches-bin", write_cifar10),
+        ("cifar-100-binary", write_cifar100),
         ("images", write_folder),
     ):
         (folder / name).mkdir()
