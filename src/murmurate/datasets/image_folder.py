@@ -280,7 +280,7 @@ class OtherImages(World):
     """Images that a run is evaluated on in place of its own: its test part. The other parts are empty.
 
     world: the run's. path: a folder with a folder of each class. classes: names of the run's classes, in the
-        order of labels; the folder may lack some.
+        order of labels, of which the folder may lack some.
     """
 
     world: ImageFilesWorld
