@@ -42,6 +42,18 @@ def write_cifar10(folder: Path, of_each: int = 8) -> str:
     return str(folder)
 
 
+def write_cifar100(folder: Path, train: int = 40, test: int = 8) -> str:
+    """CIFAR-100's binary files; image k of a file has the coarse label k % 20, and the fine one 99 - k."""
+    for name, count in (("train.bin", train), ("test.bin", test)):
+        k = np.arange(count, dtype=np.uint8)
+        records = np.concatenate([np.stack([k % 20, 99 - k], 1), drawn(count, 3 * 32 * 32, seed=count)], 1)
+        records.tofile(folder / name)
+    for level, count in (("coarse", 20), ("fine", 100)):
+        names = "".join(f"{level}_{k}\n" for k in range(count))
+        (folder / f"{level}_label_names.txt").write_text(f"{names}\n")
+    return str(folder)
+
+
 def picture(number: int, height: int = 40, width: int = 48) -> NDArray[np.uint8]:
     """[height, width, 3], of one colour that tells the number, with a gradient in blue."""
     image = np.empty((height, width, 3), np.uint8)

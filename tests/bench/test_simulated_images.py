@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from murmurate.bench import jin_imagenet, replicator_scaling
+from murmurate.bench import _resumable, _simulated_images, jin_imagenet, replicator_scaling
 from murmurate.bench._jin_figure import TrainingCurve
 from murmurate.bench._result import progress_log
-from murmurate.bench._simulated_images import NetCosts
+from murmurate.bench._simulated_images import GlooRate, NetCosts
+from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.ranges import check_ranges
 from pictures import write_fashion
@@ -15,16 +16,24 @@ from pictures import write_fashion
 QUIET = progress_log()
 
 
-def test_weak_scaling_is_that_of_the_network():
+def test_weak_scaling_is_that_of_the_network_and_computed_once(tmp_path, monkeypatch):
     """Two members send their vectors once each way: a step is 0.1 s of computing and 0.1 s of sending."""
     costs = NetCosts((0.1,), 25_000_000)
-    plan = replicator_scaling.ScalingPlan(batch=4, members=(1, 2), steps=10, strategies=("all-reduce",))
-    rows = replicator_scaling.scaling(
-        "all-reduce", costs, "latency=0,bandwidth=1e9,collective=ring", plan, QUIET
+    monkeypatch.setattr(_simulated_images, "net_costs", lambda *_: costs)
+    monkeypatch.setattr(_simulated_images, "gloo_rate", lambda *_: GlooRate(0.0, 1e9))
+    plan = replicator_scaling.ScalingPlan(
+        batch=4, members=(1, 2), steps=10, strategies=("all-reduce",), where=str(tmp_path)
     )
+    result = replicator_scaling.measure(plan, QUIET)
+    rows = result["rows"]
     assert rows[0]["speed_up"] == 1
     assert rows[1]["update_seconds"] == pytest.approx(0.2, rel=0.01)
     assert rows[1]["efficiency"] == pytest.approx(0.5, rel=0.01)
+    assert (tmp_path / "scaling.png").stat().st_size > 5_000
+    for name in ("net_costs", "gloo_rate"):
+        monkeypatch.setattr(_simulated_images, name, lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(replicator_scaling, "update_seconds", lambda *_: pytest.fail("simulated again"))
+    assert replicator_scaling.measure(plan, QUIET) == result
 
 
 def test_steps_that_take_no_time_are_refused():
@@ -32,8 +41,10 @@ def test_steps_that_take_no_time_are_refused():
         check_ranges(replicator_scaling.ScalingPlan(slower=0.0))
 
 
-def test_jins_comparison_is_computed_once(tmp_path):
-    path = write_fashion(tmp_path, train=60)
+def test_jins_comparison_is_computed_once(tmp_path, monkeypatch):
+    # in place of a process, which would import torch anew and start one for each member
+    monkeypatch.setattr(_resumable, "murmurate", lambda words, _: main([*words, "--launcher", "inline"]))
+    path = write_fashion(tmp_path, train=63)
     plan = jin_imagenet.JinImagesPlan(
         path=path,
         width=1,
@@ -46,33 +57,48 @@ def test_jins_comparison_is_computed_once(tmp_path):
         costs_of="resnet20",
         costs_side=8,
         measured_steps=1,
-        real_members=(),
+        real_members=(2,),
         points=4,
         where=str(tmp_path / "runs"),
     )
     result = jin_imagenet.measure(plan, QUIET)
     json.dumps(result)
     assert [row["method"] for row in result["rows"]] == ["all-reduce", "pull-gossip"]
-    assert len(result["verdict"]) == 1
+    assert [sentence[:12] for sentence in result["verdict"]] == ["2 members: g", "2 processes:"]
+    assert [row["method"] for row in result["real"]] == ["all-reduce", "pull-gossip"]
+    curve, _ = jin_imagenet.real(plan, 2, "pull-gossip", QUIET)
+    for name, end in (("seconds", result["real"][1]["seconds"]), ("passes", 2)):
+        values = [point[name] for point in curve.points]
+        assert len(values) > 2
+        assert values == sorted(values)
+        assert values[-1] == pytest.approx(end, rel=0.1)
     assert (tmp_path / "runs" / "curves.png").stat().st_size > 5_000
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")}
     assert jin_imagenet.measure(plan, QUIET)["rows"] == result["rows"]
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")} == before
 
 
-def test_the_verdict_compares_at_the_same_time():
-    def curve(method, losses, end, seconds):
-        points = [{"seconds": k, "passes": k, "loss": loss, "accuracy": 0} for k, loss in enumerate(losses)]
-        return TrainingCurve(
-            method, 8, 0, [*points, {"seconds": seconds, "passes": 3, "loss": end, "accuracy": 0}]
-        )
+def test_the_verdict_compares_while_all_steps_are_large():
+    """Six passes: a gossip of a second each takes smaller steps from 2 s on, all-reduce from 6 s on."""
+
+    def curve(method, pass_seconds, losses, end):
+        points = [
+            {"seconds": pass_seconds * k, "passes": k, "loss": loss, "accuracy": 0}
+            for k, loss in enumerate([*losses, end])
+        ]
+        return TrainingCurve(method, 8, 0, points)
 
     curves = [
-        curve("all-reduce", [3, 2.5, 2.2, 0.9], 0.5, 9),
-        curve("pull-gossip", [3, 2.0, 1.5, 1.2], 0.8, 4),
+        curve("all-reduce", 3, [3, 2.5, 2.4, 0.9, 0.8, 0.7], 0.5),
+        curve("pull-gossip", 1, [3, 2.9, 2.8, 1.2, 1.1, 1.0], 0.8),
     ]
     rows = [jin_imagenet.row(8, method, curves) for method in ("all-reduce", "pull-gossip")]
-    assert [row["early_loss"] for row in rows] == [0.9, 1.2]  # at 3 s
+    assert [row["early_loss"] for row in rows] == [3, 2.8]  # at 2 s; at 6 s gossip has 0.8
+    (sentence,) = jin_imagenet.verdict(rows)
+    assert "gossip leads" in sentence
+    slower = [curves[1], curve("all-reduce", 1.5, [3, 2.5, 2.4, 0.9, 0.8, 0.7], 0.5)]
+    rows = [jin_imagenet.row(8, method, slower) for method in ("all-reduce", "pull-gossip")]
+    assert [row["early_loss"] for row in rows] == [2.5, 2.8]  # at 3 s gossip has 1.2
     (sentence,) = jin_imagenet.verdict(rows)
     assert "gossip does not lead" in sentence
     assert "all-reduce ends lowest" in sentence

@@ -11,11 +11,12 @@ import pytest
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.image_arrays import ArraysWorld
 from murmurate.datasets.image_cifar10 import Cifar10World
+from murmurate.datasets.image_cifar100 import Cifar100World
 from murmurate.datasets.image_fashion import FashionWorld
 from murmurate.datasets.image_shards import ShardsWorld
 from murmurate.datasets.table_world import TableWorld
 from murmurate.errors import Refusal
-from pictures import drawn, tar_of, write_cifar10, write_fashion
+from pictures import drawn, tar_of, write_cifar10, write_cifar100, write_fashion
 
 
 def sample(label):
@@ -46,6 +47,7 @@ KINDS = {
         write_cifar10,
         lambda path: np.zeros(3073, np.uint8).tofile(path / "data_batch_3.bin"),
     ),
+    "cifar100": (Cifar100World, "", write_cifar100, lambda path: write_cifar100(path, train=50)),
     "fashion": (FashionWorld, "", write_fashion, lambda path: write_fashion(path, train=50)),
     "shards": (
         lambda path: ShardsWorld(path, classes=3, test=0),

@@ -1,7 +1,8 @@
-"""Fashion-MNIST and CIFAR-10 from their files, and what is wrong in these."""
+"""Fashion-MNIST, CIFAR-10 and CIFAR-100 from their files, and what is wrong in these."""
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import struct
 
@@ -11,10 +12,11 @@ import torch
 
 from murmurate.datasets import image_fashion
 from murmurate.datasets.image_cifar10 import Cifar10World
+from murmurate.datasets.image_cifar100 import Cifar100World
 from murmurate.datasets.image_fashion import FashionWorld
 from murmurate.datasets.image_set import ImageSet
 from murmurate.errors import Refusal
-from pictures import drawn, write_cifar10, write_fashion, write_idx
+from pictures import drawn, write_cifar10, write_cifar100, write_fashion, write_idx
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -42,6 +44,21 @@ def test_cifar10(tmp_path):
     np.testing.assert_array_equal(batch.images.flatten(1).numpy(), drawn(8, 3072, seed=5))
     assert batch.labels.tolist() == list(range(8))
     assert (world.spec().observation_shape, world.spec().actions) == ((3, 32, 32), 10)
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_cifar100(coarse, tmp_path):
+    world = Cifar100World(write_cifar100(tmp_path), coarse=coarse, validation=0.1)
+    train, validation, test = world.divided()
+    assert (len(train), len(validation), len(test)) == (36, 4, 8)
+    batch = test.select(np.arange(8))
+    np.testing.assert_array_equal(batch.images.flatten(1).numpy(), drawn(8, 3072, seed=8))
+    assert batch.labels.tolist() == [k if coarse else 99 - k for k in range(8)]
+    assert (world.spec().observation_shape, world.spec().actions) == ((3, 32, 32), 20 if coarse else 100)
+    assert world.fingerprint()["classes"][3] == ("coarse_3" if coarse else "fine_3")
+    other = dataclasses.replace(world, coarse=not coarse)
+    with pytest.raises(Refusal, match="is not what the run was fitted on"):
+        other.check_fingerprint(world.fingerprint(), thorough=False)
 
 
 def jpegs(path, count=6, damaged=()):
@@ -161,11 +178,34 @@ def test_cifar10_that_cannot_be_used_is_refused_with_the_remedy(tmp_path):
         Cifar10World(str(tmp_path / "nowhere")).divided()
 
 
+def test_cifar100_that_cannot_be_used_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(Refusal, match=r"--world.path FOLDER"):
+        Cifar100World().divided()
+    with pytest.raises(Refusal, match=r"no train.bin in .*Unpack cifar-100-binary.tar.gz, and name"):
+        Cifar100World(str(tmp_path)).divided()
+    (tmp_path / "meta").write_bytes(b"\x80\x02}")
+    with pytest.raises(Refusal, match=r"pickles may run code and are not read: unpack cifar-100-binary"):
+        Cifar100World(str(tmp_path)).divided()
+    write_cifar100(tmp_path)
+    records = (tmp_path / "test.bin").read_bytes()
+    (tmp_path / "test.bin").write_bytes(records[:3073])
+    with pytest.raises(Refusal, match=r"test.bin has 3,073 bytes, .*multiple of the 3,074"):
+        Cifar100World(str(tmp_path)).divided()
+    (tmp_path / "test.bin").write_bytes(bytes([0, 100]) + records[2:])
+    with pytest.raises(Refusal, match=r"image 0 .*label 100, and there are 100 classes"):
+        Cifar100World(str(tmp_path)).divided()
+    (tmp_path / "test.bin").write_bytes(records)
+    (tmp_path / "fine_label_names.txt").write_text("apple\n")
+    with pytest.raises(Refusal, match=r"fine_label_names.txt has 1 names, not 100"):
+        Cifar100World(str(tmp_path)).divided()
+
+
 @pytest.mark.parametrize(
     ("kind", "write", "name"),
     [
         (FashionWorld, write_fashion, "train-images-idx3-ubyte"),
         (Cifar10World, write_cifar10, "data_batch_2.bin"),
+        (Cifar100World, write_cifar100, "train.bin"),
     ],
 )
 def test_other_images_than_a_run_began_with_are_refused(kind, write, name, tmp_path):

@@ -17,7 +17,7 @@ from test_pages_run import bin_folder, environment, program, python, run
 
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
-from pictures import write_cifar10, write_fashion, write_folder, write_shards
+from pictures import write_cifar10, write_cifar100, write_fashion, write_folder, write_shards
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
@@ -60,6 +60,7 @@ READERS_FILES = {  # what the page's reader has, and the file here
     r"\bFOLDER\b": "images",
     r"\bimagenet\b": "images",
     r"\banimals\b": "images",
+    r"(?<=eval )RUN --images other": "$(ls -td runs/folder-*/ | head -1) --images images/val",
     r"(?<=eval )(RUN|runs/fashion-sn-gan-\.\.\.)": "$(ls -td runs/fashion-*/ | head -1)",
     r"runs/topics-\d+-\d+": "$(ls -td runs/topics-*/ | head -1)",
 }
@@ -101,6 +102,7 @@ def files(folder: Path) -> None:
     for name, write_images in (
         ("fashion", write_fashion),
         ("cifar-10-batches-bin", write_cifar10),
+        ("cifar-100-binary", write_cifar100),
         ("images", write_folder),
     ):
         (folder / name).mkdir()

@@ -13,6 +13,7 @@ import pytest
 
 import murmurate
 from murmurate.cli.main import main
+from murmurate.datasets.image_folder import other_images
 from murmurate.evaluation.accuracy import Accuracy, _by_class
 from murmurate.recipes import recipe
 from murmurate.training.restore import load_agent
@@ -146,10 +147,40 @@ def test_images_that_are_not_of_the_run_are_read_to_be_predicted(
     with pytest.raises(murmurate.Refusal, match=r"model.run.world.images\(files\) reads image files"):
         model.predict(str(files[0]))
 
-    write_folder(tmp_path / "others", train=9, test=3)
+    # another folder, in which one class lacks images, without the run's own
+    others = tmp_path / "others"
+    (tmp_path / "images").rename(tmp_path / "gone")
+    write_folder(others, train=9, test=3)
     capsys.readouterr()
-    said = refused(capsys, "eval", tmp_path / "run", "--world.path", tmp_path / "others")
-    assert "use predict in Python (docs/images.md)" in said
+    said = refused(capsys, "eval", tmp_path / "run", "--world.path", others)
+    assert "use murmurate eval DIR --images FOLDER (docs/images.md)" in said
+    shutil.rmtree(others / "train" / "class1")
+    files = sorted((others / "train").glob("*/*.jpg"))
+    labels = [model.classes.index(file.parent.name) for file in files]
+    predicted = model.predict(model.run.world.images(files))  # type: ignore[attr-defined]
+    figures = model.evaluate(images=others / "train")
+    assert figures["accuracy"] == pytest.approx((predicted == labels).mean())
+    assert [figures[name] for name in ("test_images", "validation_images", "classes")] == [6, 0, 3]
+    assert [figures["class_recall"][k] is None for k in range(3)] == [False, True, False]
+    folder = tmp_path / "run"
+    assert main(["eval", str(folder), "--images", str(others / "train"), "--json", "--episodes", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["test_images"] == 4
+    for words, images in (
+        (f"There is no class train, as {others / 'train'} is named", others),
+        ("is no folder. Name the one with a folder of each class", files[0]),
+    ):
+        assert words in refused(capsys, "eval", folder, "--images", images)
+    broken = files[0]
+    broken.write_bytes(broken.read_bytes()[:-30])
+    assert "its end is missing" in refused(capsys, "eval", folder, "--images", others / "train")
+    assert main(["eval", str(folder), "--images", str(others / "train"), "--world.skip-bad"]) == 0
+    assert "Accuracy on 5 of 6 test images (1 could not be read)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["fashion-resnet20", "cartpole-a2c"])
+def test_images_of_files_are_refused_where_the_run_did_not_learn_from_any(name: str, tmp_path: Path) -> None:
+    with pytest.raises(murmurate.Refusal, match=r"--images \(images in Python\) is for runs on image files"):
+        other_images(recipe(name).world, tmp_path, None)
 
 
 def test_what_else_is_given_about_the_world_is_refused(

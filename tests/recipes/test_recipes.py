@@ -159,7 +159,10 @@ def test_names_that_are_no_recipe_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("folder-sn-gan", "The recipes of sn-gan: fashion-sn-gan, arrays-sn-gan, cifar10-sn-gan."),
+        (
+            "folder-sn-gan",
+            "The recipes of sn-gan: fashion-sn-gan, arrays-sn-gan, cifar10-sn-gan, cifar100-sn-gan.",
+        ),
         ("corpsu-lda", "Did you mean corpus-lda?"),
         ("cartpole-gmm", "There is no recipe cartpole-gmm. The recipes of gmm: table-gmm."),
         ("pong-resnet18", "folder-resnet18, shards-resnet18."),

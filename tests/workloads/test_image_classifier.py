@@ -14,12 +14,15 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 
 from murmurate.datasets.image_set import ImageBatch, ImageSet
+from murmurate.recipes import recipe
 from murmurate.record.reader import read_metrics
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
+from murmurate.sources.images import ImageSourceConfig
 from murmurate.spec import Batch, EnvSpec
-from murmurate.strategies import strategy
+from murmurate.strategies import strategies, strategy
 from murmurate.training import checkpoint
+from murmurate.training.restore import load_agent
 from murmurate.workloads import image_classifier
 from murmurate.workloads.image_classifier import ClassifierLearner, ImageClassifier
 from short_runs import train
@@ -140,6 +143,41 @@ def test_statistics_over_replicas_in_a_whole_run(tmp_path: Path) -> None:
     one, other = (part["replicas"]["classifier"]["replica"]["buffers"] for part in parts)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert any(value.abs().max() > 0 for name, value in one.items() if name.endswith("running_mean"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n == "parameter-server" else pytest.mark.slow)
+        for n in sorted({*strategies()} - {"solo"})
+    ],
+)
+def test_it_learns_under_every_strategy_with_the_mean_of_the_learners_statistics(
+    name: str, tmp_path: Path
+) -> None:
+    """Running statistics are no parameters, so no strategy exchanges them; a centre has none of its own."""
+    data = images(160)
+    np.savez(tmp_path / "images.npz", images=data.pixels, labels=data.labels)
+    run = recipe("arrays-resnet20")
+    world = dataclasses.replace(
+        cast(Any, run.world), path=str(tmp_path / "images.npz"), test=64, validation=0
+    )
+    config = dataclasses.replace(SMALL, learning_rate=0.05, rate_batch=0)
+    run = dataclasses.replace(
+        run, world=world, learner=config, strategy=strategy(name)(), source=ImageSourceConfig(), replicas=2,
+        launcher="inline", env_steps=None, updates=40, probe_every_updates=0,
+    )  # fmt: skip
+    finish = train(run, tmp_path / "run")
+    assert finish.summary is not None
+    assert finish.summary["accuracy"] > 0.9
+    last = tmp_path / "run" / "checkpoints" / "last"
+    saved = [checkpoint.read_part(last, rank)["replicas"]["classifier"]["replica"] for rank in range(2)]
+    evaluated = dict(load_agent(run, last).net.named_buffers())
+    one, other = (part["buffers"] for part in saved)
+    assert evaluated.keys() == one.keys() == other.keys()
+    for key, x in evaluated.items():
+        assert not torch.equal(one[key], other[key]), "each has the statistics of its own images"
+        torch.testing.assert_close(x, (one[key] + other[key]) / 2)
 
 
 @pytest.mark.parametrize(("strategy_name", "shared"), [("all-reduce", True), ("local-sgd", False)])

@@ -314,7 +314,11 @@ class TrainedModel:
         return self._learner.estimate()
 
     def evaluate(
-        self, episodes: int | None = None, seed: int | None = None, sample: bool = False
+        self,
+        episodes: int | None = None,
+        seed: int | None = None,
+        sample: bool = False,
+        images: str | os.PathLike[str] | None = None,
     ) -> dict[str, Any]:
         """The figures of ``murmurate eval``, of this model as it is: for agents ``eval_return_mean``,
         ``eval_return_stderr``, ``episodes``, ``returns`` (with ``sample``: ``eval_sampled_return_mean``
@@ -325,10 +329,12 @@ class TrainedModel:
                 as the run's option says, or all.
             seed: seed of the games, or of the draw; None: one that was not used in training.
             sample: draw actions from the policy, instead of the most probable ones.
+            images: for classifiers of image files, a folder with a folder of each class, whose images are
+                classified in place of the run's test images.
 
         Raises:
             Refusal: for fewer than one game, a negative seed, ``sample`` for a model that takes no actions,
-                and where the data set is gone.
+                ``images`` for another model or with a folder of no class, and where the data are gone.
         """
         episodes, seed = integer("episodes", episodes, int), integer("seed", seed, Seed)
         with keeping_threads():
@@ -340,6 +346,7 @@ class TrainedModel:
                 sample=sample,
                 learner=self._learner,
                 of=self.folder,
+                images=images,
             )
         result.pop("best_eval_return_mean", None)  # it compares two checkpoints
         return result

@@ -2,7 +2,8 @@
 
 8 to 128 members are simulated: a small net learns from real images. Its messages take as long as those of
 ResNet-18, and its steps a tenth (``faster``) of the time that steps of ResNet-18 take on this machine. Two
-members are also real processes. After an interruption, the same command continues.
+members are also real processes, whose steps take their own time. After an interruption, the same command
+continues.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import itertools
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from murmurate.bench._simulated_images import NetCosts
 from murmurate.errors import Refusal, unknown
 from murmurate.ranges import PositiveFloat, PositiveInt, UnitInterval
 from murmurate.recipes import recipe
+from murmurate.record.reader import Record, read_metrics
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
 from murmurate.strategies.interface import Strategy
@@ -43,6 +45,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "push-gossip": ("push-gossip", {"period": 1}),
     "pull-gossip": ("pull-gossip", {"period": 1}),
 }
+_MILESTONES = (1 / 3, 2 / 3)  # shares of a run after which its step size falls to a tenth
 # fields of the plan on which a run's curve depends
 _RUN_FIELDS = (
     "world", "path", "net", "width", "passes", "learning_rate", "validation", "costs_of", "costs_side",
@@ -107,9 +110,9 @@ FULL = JinImagesPlan()
 
 
 def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
-    """Loss against virtual time and against passes: ``rows`` have the validation loss when all-reduce reaches
-    the end of the first phase (large steps), and the test loss at the end of the run. A figure has
-    the curves."""
+    """Loss against virtual time and against passes, and of real processes against wall time: ``rows``, and
+    ``real`` of the processes, have the validation loss at the time until which all methods take large steps,
+    and the test loss at the end of the run. A figure has the curves."""
     check(plan)
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
@@ -120,13 +123,19 @@ def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
         for curve in simulated(plan, members, batch, seed, log)
     ]
     rows = [row(members, method, curves) for members, method in itertools.product(plan.members, plan.methods)]
+    processes = [real(plan, *each, log) for each in itertools.product(plan.real_members, plan.methods)]
+    real_curves = [curve for curve, _ in processes]
+    real_rows = [
+        row(curve.members, curve.method, real_curves) | {"staleness_max": staleness}
+        for curve, staleness in processes
+    ]
     figure = where / "curves.png"
-    draw(curves, figure)
+    draw([*curves, *real_curves], figure)
     return {
         "rows": rows,
-        "verdict": verdict(rows),
+        "verdict": [*verdict(rows), *verdict(real_rows, "processes")],
         "figure": str(figure),
-        "real": [real(plan, *each, log) for each in itertools.product(plan.real_members, plan.methods)],
+        "real": real_rows,
         "paper": CLAIM,
     }
 
@@ -182,7 +191,7 @@ def planned(plan: JinImagesPlan, method: str, members: int, batch: int, seed: in
         learning_rate=plan.learning_rate,
         rate_batch=0,
         schedule="step",
-        milestones=(1 / 3, 2 / 3),
+        milestones=_MILESTONES,
         warmup=0.0,
         weight_decay=1e-4,
         precision="float32",
@@ -204,6 +213,13 @@ def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float
         compute = _simulated_images.compute_file(step, Path(folder))
         cluster = Cluster(compute=compute, network=network, lines=plan.points)
         summary, records = _simulated.simulated(run, cluster)
+    return points_of(run, records, summary, summary["virtual_seconds"])
+
+
+def points_of(
+    run: Run, records: Sequence[Record], summary: Mapping[str, Any], seconds: float
+) -> list[dict[str, float]]:
+    """The points of a curve, from a run's records and its summary. seconds: how long the run took."""
     images = run.world.spec().examples
     points = [
         {
@@ -216,7 +232,7 @@ def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float
         if record["replica"] == 0 and record.get("validation_loss") is not None
     ]
     end = {
-        "seconds": summary["virtual_seconds"],
+        "seconds": seconds,
         "passes": summary["env_steps"] / images,
         "loss": summary["test_loss"],
         "accuracy": summary["accuracy"],
@@ -225,15 +241,12 @@ def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float
 
 
 def row(members: int, method: str, curves: Sequence[TrainingCurve]) -> dict[str, Any]:
-    """Means over seeds; ``early_loss``: validation loss at a third of the time that all-reduce takes for its
-    run; without all-reduce, of the method's own time."""
+    """Means over seeds; ``early_loss``: the last validation loss before the step size of any method falls."""
     matching = [c for c in curves if (c.members, c.method) == (members, method)]
     early = []
     for curve in matching:
-        reference = next(
-            (c for c in curves if (c.members, c.method, c.seed) == (members, "all-reduce", curve.seed)), curve
-        )
-        early.append(curve.loss_at(reference.points[-1]["seconds"] / 3))
+        compared = [c for c in curves if (c.members, c.seed) == (members, curve.seed)]
+        early.append(curve.loss_at(min(c.seconds_at(_MILESTONES[0]) for c in compared)))
     losses = [curve.points[-1]["loss"] for curve in matching]
     return {
         "members": members,
@@ -246,8 +259,9 @@ def row(members: int, method: str, curves: Sequence[TrainingCurve]) -> dict[str,
     }
 
 
-def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """For each number of members, whether gossip leads early, and whether all-reduce ends lowest."""
+def verdict(rows: Sequence[dict[str, Any]], kind: str = "members") -> list[str]:
+    """For each number of members, whether gossip leads early, and whether all-reduce ends lowest. kind: what
+    the members are called."""
     sentences = []
     for members in dict.fromkeys(row["members"] for row in rows):
         by_method = {row["method"]: row for row in rows if row["members"] == members}
@@ -258,7 +272,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
         leads = min(row["early_loss"] for row in gossip) < reference["early_loss"]
         lowest = min(by_method.values(), key=lambda row: float(row["test_loss"]))
         sentences.append(
-            f"{members} members: gossip {'leads' if leads else 'does not lead'} while the step is large "
+            f"{members} {kind}: gossip {'leads' if leads else 'does not lead'} while the step is large "
             f"(validation loss {min(r['early_loss'] for r in gossip):.3f}, all-reduce "
             f"{reference['early_loss']:.3f}); {lowest['method']} ends lowest "
             f"(test loss {lowest['test_loss']:.3f}, all-reduce {reference['test_loss']:.3f})"
@@ -266,28 +280,32 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
     return sentences
 
 
-def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> dict[str, Any]:
-    """A method between processes of this host, with seed 0: wall seconds, accuracy, test loss and greatest
+def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> tuple[TrainingCurve, int]:
+    """A method between processes of this host, with seed 0: its curve by wall time, and the greatest
     staleness."""
-    world = dataclasses.replace(cast(Any, recipe(f"{plan.world}-{plan.net}").world), path=plan.path)
-    images = plan.passes * world.spec().examples
-    name, options = METHODS[method]
+    run = planned(plan, method, members, plan.batches[0], 0)
+    learner = cast(ImageClassifier, run.learner)
+    images = plan.passes * run.world.spec().examples
+    _, options = METHODS[method]
     settings = (
         *(("--world.path", plan.path) if plan.path else ()),
-        "--strategy", name,
+        "--world.validation", str(plan.validation),
+        "--strategy", run.strategy.name,
         *itertools.chain.from_iterable((f"--strategy.{key}", str(value)) for key, value in options.items()),
         "--replicas", str(members),
         "--agent.width", str(plan.width),
-        "--agent.batch", str(plan.batches[0]),
+        "--agent.batch", str(learner.batch),
         "--agent.learning-rate", str(plan.learning_rate),
         "--agent.rate-batch", "0",
-        "--agent.schedule", "step",
-        "--agent.milestones", f"{1 / 3},{2 / 3}",
+        "--agent.schedule", learner.schedule,
+        "--agent.milestones", ",".join(map(str, _MILESTONES)),
         "--agent.warmup", "0",
         "--agent.weight-decay", "1e-4",
+        "--agent.validate-every", str(learner.validate_every),
     )  # fmt: skip
     folder = Path(plan.where) / f"real-{method}-{members}-{plan.width}-to-{images}"
-    run = ResumableRun(f"{plan.world}-{plan.net}", settings, 0, (images,), folder, label=f"{method}, real")
-    summary = _resumable.train(run, log)[images]
-    facts = ("wall_seconds", "accuracy", "test_loss", "staleness_max")
-    return {"members": members, "method": method, **{fact: summary.get(fact) for fact in facts}}
+    resumable = ResumableRun(run.recipe, settings, 0, (images,), folder, label=f"{method}, real")
+    summary = _resumable.train(resumable, log)[images]
+    records = [record for record in read_metrics(folder / "metrics.jsonl") if "kind" not in record]
+    points = points_of(run, records, summary, summary["wall_seconds"])
+    return TrainingCurve(method, members, 0, points, real=True), summary["staleness_max"]

@@ -1,23 +1,28 @@
 """TF-Replicator (Buchlovsky et al. 2019), Table 2: weak scaling of ResNet-50 under all-reduce, simulated from
-costs measured on this machine."""
+costs measured on this machine. After an interruption, the same command continues."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from murmurate.bench import _simulated, _simulated_images
+from murmurate.bench._cache import cached_value
 from murmurate.bench._result import Log
-from murmurate.bench._simulated_images import NetCosts
+from murmurate.bench._simulated_images import GlooRate, NetCosts
 from murmurate.ranges import PositiveFloat, PositiveInt
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategy
 from murmurate.workloads.image_classifier import Net
 
 NAME = "replicator-scaling"
-SUMMARY = "weak scaling of ResNet-50 to 128 simulated members, from measured steps and gloo's measured rate"
+SUMMARY = "weak scaling of ResNet-50 to 128 simulated members, from measured steps and gloo's rate, resumable"
 
 # number of GPUs -> minutes for 90 passes (V100, 64 images each; section 5.1 and Table 2)
 PAPER = {1: 7118.0, 8: 1049.0, 32: 330.0, 64: 182.0}
@@ -34,7 +39,8 @@ class ScalingPlan:
     member, between a start and an end that are left out.
 
     net: the net that learns. side: side of its images, in pixels. batch: number of images in a member's step.
-    members: the numbers of members that are simulated. strategies: the strategies that are run.
+    members: the numbers of members that are simulated. strategies: the strategies that are run. where: the
+    folder that keeps the results.
     """
 
     net: Net = "resnet50"
@@ -47,6 +53,7 @@ class ScalingPlan:
     members: tuple[PositiveInt, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     steps: PositiveInt = 20
     strategies: tuple[str, ...] = ("all-reduce", "local-sgd", "pull-gossip")
+    where: str = "runs/replicator-scaling"
 
 
 QUICK = ScalingPlan()
@@ -56,16 +63,17 @@ FULL = ScalingPlan(batch=16, measured_steps=20, gloo_rounds=20, steps=100)
 def measure(plan: ScalingPlan, log: Log) -> dict[str, Any]:
     """``images_per_second`` of all members, ``speed_up`` over one of them and ``efficiency`` (the speed-up
     over the number of members), beside the paper's. Messages take as long as if they had the parameters of
-    ``net``."""
+    ``net``. A figure has the speed-ups. What was measured or simulated before on this machine, in the folder
+    ``where``, is not done again."""
     _simulated.refuse_unknown(plan.network, plan.strategies)
-    costs = _simulated_images.net_costs(plan.net, plan.side, 1000, plan.batch, plan.measured_steps)
-    seconds = tuple(plan.slower * s for s in costs.seconds)
-    costs = dataclasses.replace(costs, seconds=seconds)
+    costs, rate = measured(plan)
+    costs = dataclasses.replace(costs, seconds=tuple(plan.slower * s for s in costs.seconds))
     log(f"{plan.net}: {costs.mean_seconds:.3f} s a step of {plan.batch} images")
-    rate = _simulated_images.gloo_rate(costs.parameters, plan.gloo_rounds)
     network = plan.network or rate.network
     log(f"gloo: {rate.bytes_per_second / 1e9:.2f} GB/s, {rate.latency_seconds * 1e6:.0f} us; {network}")
     rows = [row for name in plan.strategies for row in scaling(name, costs, network, plan, log)]
+    figure = Path(plan.where) / "scaling.png"
+    draw(rows, figure)
     return {
         "step_seconds": costs.mean_seconds,
         "parameters": costs.parameters,
@@ -74,8 +82,27 @@ def measure(plan: ScalingPlan, log: Log) -> dict[str, Any]:
         "network": network,
         "rows": rows,
         "verdict": verdict(rows),
+        "figure": str(figure),
         "paper": "TF-Replicator, Table 2 (V100 GPUs, 64 images each); its minutes were not measured here",
     }
+
+
+def measured(plan: ScalingPlan) -> tuple[NetCosts, GlooRate]:
+    """The costs of a step and of gloo's all-reduce here, each measured once."""
+    where = Path(plan.where)
+
+    def costs() -> dict[str, Any]:
+        net = _simulated_images.net_costs(plan.net, plan.side, 1000, plan.batch, plan.measured_steps)
+        return dataclasses.asdict(net)
+
+    key = [plan.net, plan.side, plan.batch, plan.measured_steps]
+    found = cached_value(where, "costs", key, costs)
+    net = NetCosts(tuple(found["seconds"]), found["parameters"])
+
+    def rate() -> dict[str, Any]:
+        return dataclasses.asdict(_simulated_images.gloo_rate(net.parameters, plan.gloo_rounds))
+
+    return net, GlooRate(**cached_value(where, "gloo", [net.parameters, plan.gloo_rounds], rate))
 
 
 def scaling(name: str, costs: NetCosts, network: str, plan: ScalingPlan, log: Log) -> list[dict[str, Any]]:
@@ -85,7 +112,9 @@ def scaling(name: str, costs: NetCosts, network: str, plan: ScalingPlan, log: Lo
     for members in plan.members:
         seconds = costs.mean_seconds
         if members > 1:
-            seconds = update_seconds(name, members, costs, network, plan)
+            key = [name, members, dataclasses.asdict(costs), network, plan.steps]
+            compute = functools.partial(update_seconds, name, members, costs, network, plan)
+            seconds = cached_value(Path(plan.where), f"{name} {members}", key, compute)
         speed = members * plan.batch / seconds
         paper = PAPER[1] / PAPER[members] if members in PAPER else None
         rows.append(
@@ -114,6 +143,26 @@ def update_seconds(name: str, members: int, costs: NetCosts, network: str, plan:
             summary, _ = _simulated.simulated(run, Cluster(compute=compute, network=scaled))
         seconds.append(float(summary["virtual_seconds"]))
     return (seconds[1] - seconds[0]) / plan.steps
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the speed-up over one member by number of members: a line for each strategy, the paper's points,
+    and the number of members itself."""
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["strategy"] for row in rows):
+        own = [row for row in rows if row["strategy"] == name]
+        axes.plot([row["members"] for row in own], [row["speed_up"] for row in own], marker=".", label=name)
+    paper = [PAPER[1] / minutes for minutes in PAPER.values()]
+    axes.plot(list(PAPER), paper, "kx", label="paper (V100 GPUs)")
+    members = sorted({row["members"] for row in rows})
+    axes.plot(members, members, "k:", linewidth=1, label="number of members")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("members (simulated)")
+    axes.set_ylabel("speed-up over one member")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
 
 
 def verdict(rows: list[dict[str, Any]]) -> str:

@@ -56,6 +56,13 @@ def add_verbs(verbs: Any) -> None:
         type=bool_argument,
         help="leave out images that cannot be read, and count them",
     )
+    evaluate.add_argument(
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="a folder with a folder of each class, whose images are classified in place of the run's test "
+        "images",
+    )
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
     report.add_argument(
@@ -125,6 +132,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
             seed=options.seed,
             sample=options.sample,
             path=options.checkpoint,
+            images=options.images,
         )
     if options.json:
         print(json.dumps(without_nan(figures)))

@@ -69,6 +69,7 @@ class ImageFilesWorld(ImageWorld):
 
     size: int
     shortest: int
+    skip_bad: bool
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         """What was left out of the index; other damaged images are found only when they are decoded."""

@@ -22,7 +22,6 @@ from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
 
 _SIDE, _CHANNELS = 32, 3
-_RECORD = 1 + _CHANNELS * _SIDE * _SIDE  # bytes of an image in a binary file: its label, then its channels
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _TRAIN_FILES = tuple(f"data_batch_{k}.bin" for k in range(1, 6))
 _WANTED = "CIFAR-10's binary version: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin"
@@ -91,17 +90,23 @@ def _read_binary(folder: Path) -> ImageData:
 
 
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    labels, pixels = read_records(path, 1)
+    return pixels, checked_labels(labels[:, 0], len(_CLASSES), path)
+
+
+def read_records(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """(labels [n, label_bytes], pixels [n, 32, 32, 3]) of a binary file of CIFAR-10 or CIFAR-100, in which
+    the bytes of each image's labels are before its channels. Raises Refusal for a file of another size."""
     values = np.fromfile(path, np.uint8)
-    if not len(values) or len(values) % _RECORD:
+    record = label_bytes + _CHANNELS * _SIDE * _SIDE
+    if not len(values) or len(values) % record:
         raise Refusal(
-            f"{path} has {len(values):,} bytes, which is no multiple of the {_RECORD:,} of an image with its "
+            f"{path} has {len(values):,} bytes, which is no multiple of the {record:,} of an image with its "
             "label. Restore the file."
         )
-    records = values.reshape(-1, _RECORD)
-    planes = records[:, 1:].reshape(-1, _CHANNELS, _SIDE, _SIDE)
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), checked_labels(
-        records[:, 0], len(_CLASSES), path
-    )
+    records = values.reshape(-1, record)
+    planes = records[:, label_bytes:].reshape(-1, _CHANNELS, _SIDE, _SIDE)
+    return records[:, :label_bytes], np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
 
 
 # -- JPEG files in an .npz file ---------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,10 @@ from murmurate.datasets._image_decoding import Place
 from murmurate.datasets._image_world import ImageFilesWorld
 from murmurate.datasets.image_files import ImageFiles, bad_image
 from murmurate.datasets.image_set import ImageData, digest_of, refuse_unlearned
+from murmurate.datasets.interface import Split, Subset
 from murmurate.errors import Refusal, cause_of
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
+from murmurate.spec import EnvSpec, World
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp")
 _IMAGES = tuple(suffix.encode() for suffix in SUFFIXES)
@@ -106,11 +109,18 @@ class FolderIndex:
 # once in a process: whether files have changed would take as long to find out as reading them again
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageData:
+    with _refusing_unreadable(path):
+        return _read_parts(path, size, shortest, skip_bad)
+
+
+@contextlib.contextmanager
+def _refusing_unreadable(path: Path) -> Iterator[None]:
+    """Raise Refusal if ``path`` is no folder, and for what cannot be read within this context."""
     refuse_special(path)
     if not path.is_dir():
         raise Refusal(f"{path} is no folder. Name the one with a folder of each class.")
     try:
-        return _read_parts(path, size, shortest, skip_bad)
+        yield
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _loop(str(error.filename), "itself") from error
@@ -260,3 +270,62 @@ def _loop(link: str, target: str) -> Refusal:
     return Refusal(
         f"{link} is a symbolic link to {whole}, so that reading it would not end. Remove the link."
     )
+
+
+# -- images beside those of a run -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OtherImages(World):
+    """Images that a run is evaluated on in place of its own: its test part. The other parts are empty.
+
+    world: the run's. path: a folder with a folder of each class. classes: names of the run's classes, in the
+        order of labels, of which the folder may lack some.
+    """
+
+    world: ImageFilesWorld
+    path: str
+    classes: tuple[str, ...]
+
+    unit: ClassVar[str] = "images"
+
+    @property
+    def name(self) -> str:
+        return self.world.name
+
+    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
+        return self.world.spec(fingerprint)
+
+    def divided(self) -> Split:
+        """The images, prepared as the run's test images are. Raises Refusal for a folder with the name of no
+        class, and as ``FolderWorld.load`` for what cannot be read."""
+        folder = Path(self.path)
+        with _refusing_unreadable(folder):
+            for name in _folders(folder):
+                if name not in self.classes:
+                    some = ", ".join(self.classes[:3]) + (", ..." if len(self.classes) > 3 else "")
+                    raise Refusal(
+                        f"There is no class {name}, as {folder / name} is named: the run's are {some}. Name "
+                        "the folder that has a folder of each class, and move others elsewhere."
+                    )
+            index = _index(folder, list(self.classes), self.world.skip_bad, Counter())
+        images = ImageFiles(index, self.world.size, self.world.shortest, self.world.skip_bad)
+        none = Subset(images, np.empty(0, np.int64))
+        return Split(none, none, images)
+
+
+def other_images(
+    world: World, path: str | os.PathLike[str], fingerprint: Mapping[str, Any] | None
+) -> OtherImages:
+    """The images in the folder ``path``, to evaluate a run on ``world``.
+
+    fingerprint: of the run's data set, which is not read then. Raises Refusal if the run does not learn from
+    image files.
+    """
+    if not isinstance(world, ImageFilesWorld):
+        raise Refusal(
+            f"--images (images in Python) is for runs on image files, and the world of this one is "
+            f"{world.name}. Leave it out; predict in Python takes arrays of other images (docs/images.md)."
+        )
+    classes = (world.fingerprint() if fingerprint is None else fingerprint)["classes"]
+    return OtherImages(world, os.path.expanduser(path), tuple(classes))

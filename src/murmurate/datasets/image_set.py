@@ -155,7 +155,9 @@ class ImageData:
         then = {name: fingerprint[name] for name in now}
         if then != now or (thorough and self.digest != fingerprint["digest"]):
             problem = other_data(path, _in_words(then), _in_words(now))
-            raise Refusal(f"{problem} To classify other images, use predict in Python (docs/images.md).")
+            files = self.train.encoded is not None
+            other = "murmurate eval DIR --images FOLDER" if files else "predict in Python"
+            raise Refusal(f"{problem} To classify other images, use {other} (docs/images.md).")
 
     def skipped_images(self) -> tuple[str, dict[str, int]] | None:
         """See ``World.skipped``."""

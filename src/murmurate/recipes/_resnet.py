@@ -8,6 +8,7 @@ from collections.abc import Callable
 from murmurate.datasets.image_arrays import ArraysWorld
 from murmurate.datasets.image_augmentation import Augmentation
 from murmurate.datasets.image_cifar10 import Cifar10World
+from murmurate.datasets.image_cifar100 import Cifar100World
 from murmurate.datasets.image_fashion import FashionWorld
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.datasets.image_shards import ShardsWorld
@@ -28,6 +29,7 @@ _SMALL_SETS: dict[str, tuple[Callable[[], World], int, tuple[float, ...], tuple[
     "fashion": (FashionWorld, 40 * 60_000, (0.2860,), (0.3530,)),
     "arrays": (ArraysWorld, 2_000_000, (0.5,), (0.25,)),
     "cifar10": (Cifar10World, 60 * 50_000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": (Cifar100World, 60 * 50_000, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 _LARGE_SETS: dict[str, Callable[[], World]] = {"folder": FolderWorld, "shards": ShardsWorld}
 

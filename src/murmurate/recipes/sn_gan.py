@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from murmurate.datasets.image_arrays import ArraysWorld
 from murmurate.datasets.image_cifar10 import Cifar10World
+from murmurate.datasets.image_cifar100 import Cifar100World
 from murmurate.datasets.image_fashion import FashionWorld
 from murmurate.errors import no_recipe
 from murmurate.evaluation.sample_quality import SampleQuality
@@ -14,9 +15,14 @@ from murmurate.training.run import Run
 from murmurate.workloads.sn_gan import SNGAN
 
 ALGORITHM = "sn-gan"
-_WORLDS: dict[str, type[World]] = {"fashion": FashionWorld, "arrays": ArraysWorld, "cifar10": Cifar10World}
+_WORLDS: dict[str, type[World]] = {
+    "fashion": FashionWorld,
+    "arrays": ArraysWorld,
+    "cifar10": Cifar10World,
+    "cifar100": Cifar100World,
+}
 WORLDS = tuple(_WORLDS)
-_FEATURE_EPOCHS = {"fashion": 2, "arrays": 5, "cifar10": 5}
+_FEATURE_EPOCHS = {"fashion": 2, "arrays": 5, "cifar10": 5, "cifar100": 5}
 
 
 def recipe(name: str) -> Run:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from murmurate.datasets.image_folder import other_images
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.evaluation.interface import EvalContext
 from murmurate.record.recorder import plain_json
@@ -41,6 +43,7 @@ def figures(
     learner: Any = None,
     alone: bool | None = None,
     of: Path | None = None,
+    images: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """The figures of the run's evaluation of one checkpoint.
 
@@ -48,8 +51,9 @@ def figures(
     actions from the policy. best: folder of the best checkpoint, which is then evaluated, too. learner: what
     was loaded of the checkpoint before; None: it is loaded. alone: whether nothing else of the run computes
     (see ``_place``); None: whether no process trains in the run folder. of: the run folder, where the
-    checkpoint is a copy outside of it. Raises Refusal if the data set is gone or has changed, or if actions
-    shall be sampled in a run without actions.
+    checkpoint is a copy outside of it. images: a folder of images in place of the run's test images (see
+    ``other_images``), for which the run's data set is not needed. Raises Refusal if the data set is gone or
+    has changed, if actions shall be sampled in a run without actions, and as ``OtherImages``.
     """
     if sample and not run.evaluation.plays:
         raise Refusal(
@@ -58,7 +62,8 @@ def figures(
     folder = run_folder(checkpoint_folder) if of is None else of
     device, threads = _place(run, _is_idle(folder) if alone is None else alone)
     fingerprint = read_fingerprint(folder)
-    if fingerprint is not None:
+    world = run.world if images is None else other_images(run.world, images, fingerprint)
+    if images is None and fingerprint is not None:
         refuse_missing(run.world)
         check_data(folder, run.world)
     seed = _seed_of_games(run) if seed is None else seed
@@ -66,7 +71,7 @@ def figures(
     def load_best() -> Any:
         return None if best is None or checkpoint.damage(best) is not None else load_agent(run, best)
 
-    context = EvalContext(run.world, folder, seed, fingerprint, count, sample, load_best)
+    context = EvalContext(world, folder, seed, fingerprint, count, sample, load_best)
     if learner is None:
         learner = load_agent(run, checkpoint_folder, folder, device)
     torch.set_num_threads(threads)
@@ -116,11 +121,12 @@ def evaluate_folder(
     seed: int | None = None,
     sample: bool = False,
     path: Path | None = None,
+    images: Path | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's consensus parameters (games: GALA's protocol, argmax and up to 30 no-ops).
 
     which: ``last`` or ``best``. path: of another checkpoint, in place of the last. sample: draw actions from
-    the policy, instead of the most probable ones.
+    the policy, instead of the most probable ones. images: see ``figures``.
     Raises Refusal if there is no such checkpoint, and as ``figures``.
     """
     warn_of_changes(folder, run)
@@ -141,6 +147,7 @@ def evaluate_folder(
         learner=learner,
         alone=alone,
         of=folder.absolute(),
+        images=images,
     )
     result.pop("best_eval_return_mean", None)  # it compares two checkpoints
     return {

@@ -50,7 +50,8 @@ class ImageClassifier(LearnerConfig):
         step_factor at each milestone; ``constant``. In runs that only a time limit ends it is constant.
     milestones: for ``step``, shares of the run after which the learning rate falls.
     step_factor: for ``step``, factor by which the learning rate is then multiplied.
-    warmup: share of the run over which the rate rises linearly from 0 (Goyal et al., section 2.2).
+    warmup: share of the run over which the rate rises linearly from 0 (in Goyal et al., section 2.2, from the
+        rate before scaling).
     label_smoothing: share of each label that is spread over all classes. mixup: alpha of the Beta
         distribution of the shares with which pairs of images are mixed; 0: no mixing.
     batch_norm: statistics are of the replica's own batch (local), of all replicas' batches (replicas), or of
