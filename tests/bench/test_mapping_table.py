@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.bench import mapping_table
-from murmurate.bench._mapping_fpga import Model
+from murmurate.bench._mapping_fpga import FpgaModel
 from murmurate.errors import Refusal
 from murmurate.fpga.learner_model import choose
 from murmurate.replay.sum_tree import sum_tree
@@ -46,7 +46,7 @@ def test_the_host_is_timed_at_the_work_that_the_model_of_the_fpga_counts(
     assert min(min(found) for found in seconds.values()) > 0
 
 
-FPGA = Model(65_536)
+FPGA = FpgaModel(65_536)
 CARTPOLE, HOPPER, PONG = (mapping_table._CASES[name][:2] for name in ("CartPole", "Hopper", "Pong"))
 
 

@@ -16,7 +16,7 @@ from murmurate.spec import EnvSpec
 FPGA = "fpga"
 
 
-class Model:
+class FpgaModel:
     """The models of a replay manager of ``leaves`` leaves and of the learner beside it. clock: that of the
     replay manager, and how it is known. free_bytes: block RAM beside the replay manager.
 
