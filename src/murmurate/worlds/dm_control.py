@@ -131,6 +131,10 @@ class DmcWorld(ViewedWorld):
         return self.pixels
 
     @property
+    def steps_in_background(self) -> bool:
+        return self.pixels or self.served
+
+    @property
     def env_steps_per_second(self) -> float:
         env = DmcEnv(**self._options | {"pixels": False})
         seconds = float(env.env.control_timestep())
