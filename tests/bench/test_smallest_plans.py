@@ -37,8 +37,10 @@ def only(*strategies: str) -> Callable[[], tuple[str, ...]]:
     return lambda: strategies
 
 
-@pytest.mark.parametrize("agent", ["dqn", "td3"])
-def test_spo_scaling_predicts_every_case(agent: Literal["dqn", "td3"]) -> None:
+@pytest.mark.parametrize(
+    "agent", ["dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dqn-images", "td3"))]
+)
+def test_spo_scaling_predicts_every_case(agent: Literal["dqn", "td3", "dqn-images"]) -> None:
     plan = spo_scaling.SPOScalingPlan(
         agent, batch=16, hidden=8, learners=(1, 2), periods=(1, 5), rounds=2, turns=1
     )

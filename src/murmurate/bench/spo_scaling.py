@@ -1,5 +1,5 @@
 """Seconds per update of SPO with 1, 2 and 4 learners, measured, and predicted by Zhang's model from measured
-parts of an update (Zhang 2022, Fig. 5.14 for TD3; Fig. 5.15 for DQN, whose net is an MLP here)."""
+parts of an update (Zhang 2022, Fig. 5.14 for TD3 and Fig. 5.15 for DQN with images)."""
 
 from __future__ import annotations
 
@@ -36,28 +36,30 @@ from murmurate.strategies.local_sgd import LocalSGD
 NAME = "spo-scaling"
 SUMMARY = "seconds per update of SPO with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
 
-_SPECS = {
-    "dqn": EnvSpec("seventeen numbers", (17,), torch.float32, actions=6),
-    "td3": EnvSpec("seventeen numbers", (17,), torch.float32, 0, (6,), (-1.0,) * 6, (1.0,) * 6),
+# agent -> what it observes and does, and number of transitions in each learner's replay
+_CASES = {
+    "dqn": (EnvSpec("seventeen numbers", (17,), torch.float32, actions=6), 2**17),
+    "dqn-images": (EnvSpec("images", (4, 84, 84), torch.uint8, actions=6), 2**11),
+    "td3": (EnvSpec("seventeen numbers", (17,), torch.float32, 0, (6,), (-1.0,) * 6, (1.0,) * 6), 2**17),
 }
 _NO_MEAN = 10_000  # a period that is longer than any measurement
-_CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
 
 _Agent = DQNAgent | DeterministicAgent
 
 
 @dataclasses.dataclass(frozen=True)
 class SPOScalingPlan:
-    """agent: what learns: dqn, whose net has two hidden layers, or td3, whose nets have three, as Zhang's of
-    four layers have. batch: batch size B of all learners together; Zhang's are 2048, 4096 and 8192 for TD3.
-    hidden: width of each hidden layer; the smaller the batch and the wider the net, the more a mean costs
-    beside an update. rounds: number of repetitions of everything. turns: number of updates of each period in
-    a round, rounded up to whole periods.
+    """agent: what learns: dqn, whose net has two hidden layers; dqn-images, with the torso ``nature2015`` and
+    two streams, for images of 4 x 84 x 84; or td3, whose nets have three hidden layers, as Zhang's of four
+    layers have. batch: batch size B of all learners together; Zhang's are 2048, 4096 and 8192 for TD3, and
+    256, 1024 and 4096 for images. hidden: width of each hidden layer, but for images; the smaller the batch
+    and the wider the net, the more a mean costs beside an update. rounds: number of repetitions of
+    everything. turns: number of updates of each period in a round, rounded up to whole periods.
 
     learners: values of L, the number of learners. periods: values of H, each timed with every L.
     """
 
-    agent: Literal["dqn", "td3"] = "dqn"
+    agent: Literal["dqn", "dqn-images", "td3"] = "dqn"
     batch: PositiveInt = 256
     hidden: PositiveInt = 1024
     learners: tuple[PositiveInt, ...] = (1, 2, 4)
@@ -252,7 +254,10 @@ def _config(plan: SPOScalingPlan, batch: int) -> DQN | TD3:
     """TD3's policy is updated once for each update of the critics, as in SPO-TD3, but in turn with them."""
     if plan.agent == "td3":
         return TD3(batch=batch, hidden=(plan.hidden,) * 3, policy_delay=1, target_every=1_000, polyak=1.0)
-    return DQN(batch=batch, hidden=plan.hidden, selector="agreed", target_every=1_000)
+    config = DQN(batch=batch, hidden=plan.hidden, selector="agreed", target_every=1_000)
+    if plan.agent == "dqn-images":
+        return dataclasses.replace(config, torso="nature2015", dueling=True)
+    return config
 
 
 def _learner(fabric: Fabric, period: int, size: int, plan: SPOScalingPlan) -> tuple[_Agent, RowReplay]:
@@ -261,19 +266,27 @@ def _learner(fabric: Fabric, period: int, size: int, plan: SPOScalingPlan) -> tu
     def replicate(name: str, *arguments: Any, **options: Any) -> Replica:
         return replicator.replicate(f"{name}, H={period}", *arguments, **options)
 
-    spec = _SPECS[plan.agent]
+    spec, count = _CASES[plan.agent]
     agent = _config(plan, size).build(Context(spec, replicate, seed=0))
-    replay = cast(RowReplay, open_replay(_CONFIG, spec, simulators=1, steps=1, discount=0.99, seed=0))
-    count, generator = _CONFIG.capacity, torch.Generator().manual_seed(0)
+    config = ReplayConfig(capacity=count, learning_starts=0)
+    replay = cast(RowReplay, open_replay(config, spec, simulators=1, steps=1, discount=0.99, seed=0))
+    generator = torch.Generator().manual_seed(0)
     values = {
-        "observation": torch.randn(count, 17, generator=generator),
-        "next_observation": torch.randn(count, 17, generator=generator),
+        "observation": _observations(spec, count, generator),
+        "next_observation": _observations(spec, count, generator),
         "action": _actions(spec, count, generator),
         "reward": torch.randn(count, generator=generator),
         "discount": torch.full((count,), 0.99),
     }
     replay.insert(values, count, torch.rand(count, generator=generator))
     return agent, replay
+
+
+def _observations(spec: EnvSpec, count: int, generator: torch.Generator) -> torch.Tensor:
+    shape = (count, *spec.observation_shape)
+    if spec.images:
+        return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    return torch.randn(shape, generator=generator)
 
 
 def _actions(spec: EnvSpec, count: int, generator: torch.Generator) -> torch.Tensor:
