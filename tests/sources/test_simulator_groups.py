@@ -57,4 +57,4 @@ def test_where_a_double_buffer_saves_no_time_it_is_said(name: str, background: b
         if not background:
             _warn_of_double_buffer(change(run, ["--world.served", "true"], ""))
     assert len(caught) == (not background)
-    assert all("step in the learner's own thread" in str(each.message) for each in caught)
+    assert all("the learner waits while the simulators of" in str(each.message) for each in caught)

@@ -101,9 +101,9 @@ def _warn_of_double_buffer(run: Run) -> None:
         return
     if not cast(SimulatorWorld, run.world).steps_in_background:
         warnings.warn(
-            f"--double-buffer true (double_buffer=True in Python) saves no time: the simulators of "
-            f"{run.world.name} step in the learner's own thread. Leave it out, or move them into another "
-            "process, where each step costs a message more: --world.served true.",
+            f"--double-buffer true (double_buffer=True in Python) saves no time: the learner waits while the "
+            f"simulators of {run.world.name} step. Leave it out, or move them into another process, where "
+            "each step costs a message more: --world.served true.",
             stacklevel=2,
         )
 
