@@ -54,6 +54,17 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("fastest peer", "fastest_peer"),
         ("x it", "ratio_fastest_peer"),
     ],
+    "replay-service": [
+        ("draws / CPU s", "draws_per_cpu_second.service.median"),
+        ("of a learner's own replay", "draws_per_cpu_second.own.median"),
+        ("share of that", "share_of_own"),
+        ("samples per insert", "samples_per_insert_held.median"),
+        ("kills", "kills"),
+        ("inserts lost", "lost_inserts"),
+        ("twice", "doubled_inserts"),
+        ("draws lost", "lost_draws"),
+        ("twice", "doubled_draws"),
+    ],
     "vizdoom-throughput": [
         ("A2C: env steps / CPU s", "env_steps_per_cpu_second"),
         ("x Sample Factory", "ratio_sample_factory"),

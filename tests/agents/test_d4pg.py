@@ -147,7 +147,12 @@ def test_distributions_begin_around_nothing(low: float, high: float, middle: flo
     assert atom < float(deviation) < 4 * atom
 
 
-@pytest.mark.parametrize(("config", "spec", "drawn"), CASES)
+NORMALIZED = dataclasses.replace(VECTORS, normalize_observations=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "drawn"), [*CASES, pytest.param(NORMALIZED, SPEC, sample, id="normalized")]
+)
 def test_saved_and_loaded_it_goes_on_as_if_uninterrupted(config: D4PG, spec: EnvSpec, drawn: Any) -> None:
     made, restored = agent(config, spec=spec), agent(config, spec=spec)
     for update in range(1, 4):

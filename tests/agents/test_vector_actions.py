@@ -254,10 +254,12 @@ def test_the_policy_of_a_round_follows_the_critics_of_its_end() -> None:
     assert torch.equal(made.replicas["policy"].params, other.replicas["policy"].params)
 
 
+@pytest.mark.parametrize("normalize", [False, True], ids=["plain", "normalized"])
 @pytest.mark.parametrize(
     "config", [TD3(policy_delay=0), TD3(), DDPG(), SAC()], ids=["spo", "td3", "ddpg", "sac"]
 )
-def test_saved_in_the_middle_of_a_round_it_goes_on_as_if_uninterrupted(config: Any) -> None:
+def test_saved_in_the_middle_of_a_round_it_goes_on_as_if_uninterrupted(config: Any, normalize: bool) -> None:
+    config = dataclasses.replace(config, normalize_observations=normalize)
     made = agent(config, in_rounds(4))
     for update in range(1, 7):
         made.learn(Batch(sample(update)))

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -37,13 +37,19 @@ def only(*strategies: str) -> Callable[[], tuple[str, ...]]:
     return lambda: strategies
 
 
-def test_spo_scaling_predicts_every_case() -> None:
-    plan = spo_scaling.SPOScalingPlan(batch=16, hidden=8, learners=(1, 2), periods=(1, 5), rounds=2, turns=1)
+@pytest.mark.parametrize(
+    "agent", ["dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dqn-images", "td3"))]
+)
+def test_spo_scaling_predicts_every_case(agent: Literal["dqn", "td3", "dqn-images"]) -> None:
+    plan = spo_scaling.SPOScalingPlan(
+        agent, batch=16, hidden=8, learners=(1, 2), periods=(1, 5), rounds=2, turns=1
+    )
     result = spo_scaling.measure(plan, SILENT)
     assert [(row["learners"], row["period"]) for row in result["rows"]] == [(1, 1), (2, 1), (2, 5)]
     for row in result["rows"]:
         assert row["predicted_seconds"] > 0 < row["predicted_to_measured"]
         assert row["update_seconds"]["repetitions"] == 2
+        assert row["parallel_apex_scaling_factor"] > 0 < row["parts"]["backward"]
     errors = [abs(row["predicted_to_measured"] - 1) for row in result["rows"]]
     assert result["worst_error"] == max(errors)
     json.dumps(result)

@@ -63,6 +63,26 @@ def test_actors_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_replay_service_of_images_that_an_actor_fills(tmp_path: Path) -> None:
+    pytest.importorskip("dm_control")
+    options = (
+        *("--actors", 1, "--simulators", 2, "--samplers", 1, "--world.size", 36, "--world.stack", 2),
+        *("--replay.capacity", 400, "--replay.learning-starts", 50, "--random-env-steps", 20),
+        *("--agent.batch", 4, "--agent.hidden", 8, "--env-steps", 100),
+        *("--record-every-seconds", 0.1, "--eval-max-env-steps", 20, "--eval-episodes", 1),
+    )
+    name = "dmc-cartpole-swingup-pixels-service-d4pg"
+    with training(tmp_path / "run", name, *options) as command:
+        assert command.wait() == 0, command.said()
+        last = command.records(0)[-1]
+        assert last["env_steps"] >= 100
+        assert last["updates"] > 0
+        assert last["replay_transitions"] >= 50
+        assert command.events("actor began")
+        command.leaves_nothing()
+
+
+@pytest.mark.slow
 def test_learners_with_banks_average_without_one_that_was_killed(tmp_path: Path) -> None:
     options = (*_SMALL, *_OFTEN, "--replicas", 3, "--env-steps", 15_000)
     with training(tmp_path / "run", "cartpole-spo-dqn", *options) as command:

@@ -21,7 +21,7 @@ import torch
 
 from faults.commands import Command, training
 from launch.test_inline import params
-from launch.test_torchrun import _SHORT, alone, same
+from launch.test_torchrun import _SHORT, SERVICE, alone, assert_both_learned_from_actors, same
 from murmurate.errors import MissingExtra
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.spawn import LEFT, Exit
@@ -185,6 +185,15 @@ def test_all_reduce_gives_the_same_bits_as_the_local_launcher(tmp_path: Path) ->
     assert same(tmp_path / "ray", tmp_path / "alone")
     assert (summary["launcher"], summary["exit"]) == ("ray", "finished")
     assert len(set(pids.values())) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_learners_with_actors_share_a_replay_service(tmp_path: Path) -> None:
+    with training(tmp_path / "run", "cartpole-service-dqn", *SERVICE, *_RAY) as command:
+        assert command.wait() == 0, command.said()
+        assert_both_learned_from_actors(command)
+        command.leaves_nothing()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from faults.commands import Command
+from faults.commands import Command, Written
 from launch.test_inline import params
 from launch.test_rendezvous import around, in_thread
 from murmurate.cli.main import main
@@ -31,6 +31,10 @@ from murmurate.training.run import Run
 pytestmark = pytest.mark.timeout(900)
 _ENGINE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 _SHORT = ("--simulators", 4, "--eval-episodes", 1, "--stop-at-return", "none", "--seed", 3)
+SERVICE = (
+    *("--actors", 1, "--simulators", 2, "--samplers", 1, "--replay.learning-starts", 200),
+    *("--agent.batch", 16, "--env-steps", 2_000, "--record-every-seconds", 0.1, "--eval-episodes", 1),
+)
 
 
 class Ranks(Command):
@@ -54,9 +58,16 @@ class Ranks(Command):
         return [path for path in super().left() if "torchelastic_" not in path]
 
 
-def ranks(folder: Path, *fields: object, size: int = 2, restarts: int = 0, verb: str = "train") -> Ranks:
+def ranks(
+    folder: Path,
+    *fields: object,
+    size: int = 2,
+    restarts: int = 0,
+    verb: str = "train",
+    recipe: str = "cartpole-gala",
+) -> Ranks:
     engine = ("--standalone", "--nproc-per-node", size, "--max-restarts", restarts, "-m", "murmurate")
-    what = ("train", "cartpole-gala", "--out", folder) if verb == "train" else (verb, folder)
+    what = ("train", recipe, "--out", folder) if verb == "train" else (verb, folder)
     return Ranks(folder, *engine, *what, "--launcher", "torchrun", *fields)
 
 
@@ -103,6 +114,27 @@ def test_ranks_share_memory_and_rank_0_serves_the_centre(strategy: str, tmp_path
     if strategy == "parameter-server":
         assert pids[2] == pids[0] != pids[1]
         assert checkpoint.parts(tmp_path / "run/checkpoints/last") == [0, 1, 2]
+
+
+def assert_both_learned_from_actors(command: Written) -> None:
+    """What ends a run of ``SERVICE`` with two learners."""
+    summary = command.summary()
+    assert (summary["exit"], summary["dead_replicas"]) == ("finished", [])
+    assert summary["env_steps"] >= 2_000
+    for rank in range(2):
+        last = command.records(rank)[-1]
+        assert last["updates"] > 0
+        assert last["replay_transitions"] > 0
+        assert last["actor_deaths"] == 0
+    assert len(command.events("actor began")) == 2
+
+
+@pytest.mark.slow
+def test_learners_with_actors_share_a_replay_service(tmp_path: Path) -> None:
+    with ranks(tmp_path / "run", *SERVICE, recipe="cartpole-service-dqn") as command:
+        assert command.wait() == 0, command.said()
+        assert_both_learned_from_actors(command)
+        command.leaves_nothing()
 
 
 _APART = """

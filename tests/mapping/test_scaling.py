@@ -1,10 +1,10 @@
-"""Zhang's model of several learners: its closed form against its sum, and its limits."""
+"""Zhang's model of several learners: its closed forms against its sums, and its limits."""
 
 from __future__ import annotations
 
 import pytest
 
-from murmurate.mapping.scaling import BatchCosts, scaling_factor, spo_seconds
+from murmurate.mapping.scaling import BatchCosts, parallel_apex_seconds, scaling_factor, spo_seconds
 
 WHOLE = BatchCosts(sample=4e-3, forward=16e-3, backward=16e-3, update=0.0, priority=2e-3)
 AVERAGE_SECONDS = 5e-3
@@ -22,6 +22,24 @@ def test_closed_form_of_spo(learners: int, period: int) -> None:
     seconds = spo_seconds(shared(learners), AVERAGE_SECONDS, period)
     closed = 1 / (1 + AVERAGE_SECONDS * learners / (WHOLE.total * period))
     assert scaling_factor(WHOLE.total, seconds, learners) == pytest.approx(closed)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4, 8])
+def test_closed_form_of_data_parallel_apex(learners: int) -> None:
+    """Eq. 5.3 is eq. 5.2 over L times eq. 5.1, but for the replay's time, which it leaves out of eq. 5.2."""
+    part, replay = shared(learners), WHOLE.sample + WHOLE.priority
+    seconds = parallel_apex_seconds(WHOLE, part, AVERAGE_SECONDS)
+    closed = 1 - 1 / (1 + 2 * part.forward / (replay + AVERAGE_SECONDS))
+    assert scaling_factor(WHOLE.total - replay, seconds, learners) == pytest.approx(closed)
+    assert seconds >= spo_seconds(part, AVERAGE_SECONDS, 1)  # one replay for all takes longer than banks
+
+
+@pytest.mark.parametrize(("learners", "speed_up", "printed"), [(2, 1.25, 0.63), (4, 1.34, 0.34)])
+def test_printed_scaling_factors_are_speed_ups_per_learner(
+    learners: int, speed_up: float, printed: float
+) -> None:
+    """Zhang, section 5.1.4: data-parallel Ape-X with an MLP and batches of 4096."""
+    assert scaling_factor(speed_up, 1.0, learners) == pytest.approx(printed, abs=0.0051)
 
 
 def test_rarer_means_and_free_exchanges_scale_better() -> None:

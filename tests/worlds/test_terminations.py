@@ -1,18 +1,27 @@
-"""Where episodes end, against gymnasium's environments on random play."""
+"""Where episodes end, against the environments on random play."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from murmurate.errors import Refusal
+from murmurate.worlds import adroit, dm_control
 from murmurate.worlds.registry import world, world_names
-from murmurate.worlds.terminations import TERMINATIONS, check, termination
+from murmurate.worlds.terminations import TERMINATIONS, check, termination, terminations
 
 ENDING = {"ant", "hopper", "humanoid", "inverted-double-pendulum", "inverted-pendulum", "walker2d"}
 
 
-@pytest.mark.parametrize("name", sorted(TERMINATIONS))
+def _cases() -> list[Any]:
+    """Two tasks of the suites by default: with many numbers, and with few."""
+    suites = sorted({*adroit.TERMINATIONS, *dm_control.TERMINATIONS} - {"adroit-pen", "dmc-cartpole-balance"})
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in suites]
+    return [*sorted(TERMINATIONS), "adroit-pen", "dmc-cartpole-balance", *slow]
+
+
+@pytest.mark.parametrize("name", _cases())
 def test_it_is_where_the_environments_episodes_end(name: str) -> None:
     pytest.importorskip("mujoco")
     simulators = world(name).open(8, training=True)
@@ -36,6 +45,15 @@ def test_it_is_where_the_environments_episodes_end(name: str) -> None:
     assert (ended > 0) == (name in ENDING)
 
 
+@pytest.mark.slow
+def test_no_listed_task_of_the_suite_ends_early() -> None:
+    suite = pytest.importorskip("dm_control.suite")
+    for domain, tasks in dm_control._TASKS.items():
+        for task in tasks:
+            own = type(suite.load(domain, task).task).get_termination
+            assert own is suite.base.Task.get_termination, (domain, task)
+
+
 def test_states_beyond_the_bounds() -> None:
     hopper = termination("hopper")
     upright = torch.zeros(5, 11)
@@ -48,7 +66,7 @@ def test_states_beyond_the_bounds() -> None:
 
 
 def test_a_world_without_one_is_refused_with_the_remedy() -> None:
-    assert set(TERMINATIONS) <= set(world_names())
+    assert set(terminations()) <= set(world_names())
     with pytest.raises(Refusal, match=r"mountain-car-continuous .* --agent.termination FILE.py:FUNCTION"):
         termination("mountain-car-continuous")
 

@@ -21,7 +21,7 @@ from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.record.runs import RecordedRun, open_run
 
 NAME = "memr"
-SUMMARY = "returns and work of MEMR, MBPO and SAC, and MEMR's ablations, resumable; --full: the thesis' tasks"
+SUMMARY = "returns and work of MEMR, MBPO and SAC on two tasks, resumable; --agents adds MEMR's ablations"
 
 # task -> env steps, and how many of them are random at the start, for all three algorithms
 BUDGETS = {"inverted-pendulum": (15_000, 500), "hopper": (70_000, 5_000)}
@@ -58,7 +58,7 @@ class MEMRPlan:
 
     tasks: tuple[str, ...] = tuple(BUDGETS)
     agents: tuple[str, ...] = _MAIN
-    seeds: PositiveInt = 4
+    seeds: PositiveInt = 5
     mbpo_seeds: PositiveInt = 2
     env_steps: NonNegativeInt = 0
     points: PositiveInt = 10

@@ -1,5 +1,5 @@
 """Seconds per update of SPO with 1, 2 and 4 learners, measured, and predicted by Zhang's model from measured
-parts of an update."""
+parts of an update (Zhang 2022, Fig. 5.14 for TD3 and Fig. 5.15 for DQN with images)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
+from murmurate.agents._deterministic import DeterministicAgent
 from murmurate.agents.dqn import DQN, DQNAgent
+from murmurate.agents.td3 import TD3
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
-from murmurate.mapping.scaling import BatchCosts, scaling_factor, spo_seconds
+from murmurate.mapping.scaling import BatchCosts, parallel_apex_seconds, scaling_factor, spo_seconds
+from murmurate.nets.batched_mlp import BatchedMLP
+from murmurate.nets.passes import Passes
 from murmurate.ranges import PositiveInt
 from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replay.interface import Sample
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -29,22 +34,32 @@ from murmurate.spec import Batch, EnvSpec, usable_cores
 from murmurate.strategies.local_sgd import LocalSGD
 
 NAME = "spo-scaling"
-SUMMARY = "seconds per update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.5 and 5.6"
+SUMMARY = "seconds per update of SPO with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
 
-_SPEC = EnvSpec("seventeen numbers", (17,), torch.float32, actions=6)
+# agent -> what it observes and does, and number of transitions in each learner's replay
+_CASES = {
+    "dqn": (EnvSpec("seventeen numbers", (17,), torch.float32, actions=6), 2**17),
+    "dqn-images": (EnvSpec("images", (4, 84, 84), torch.uint8, actions=6), 2**11),
+    "td3": (EnvSpec("seventeen numbers", (17,), torch.float32, 0, (6,), (-1.0,) * 6, (1.0,) * 6), 2**17),
+}
 _NO_MEAN = 10_000  # a period that is longer than any measurement
-_CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
+
+_Agent = DQNAgent | DeterministicAgent
 
 
 @dataclasses.dataclass(frozen=True)
 class SPOScalingPlan:
-    """batch: batch size B of all learners together. hidden: width of the net's two layers; the smaller the
-    batch and the wider the net, the more a mean costs beside an update. rounds: number of repetitions of
+    """agent: what learns: dqn, whose net has two hidden layers; dqn-images, with the torso ``nature2015`` and
+    two streams, for images of 4 x 84 x 84; or td3, whose nets have three hidden layers, as Zhang's of four
+    layers have. batch: batch size B of all learners together; Zhang's are 2048, 4096 and 8192 for TD3, and
+    256, 1024 and 4096 for images. hidden: width of each hidden layer, but for images; the smaller the batch
+    and the wider the net, the more a mean costs beside an update. rounds: number of repetitions of
     everything. turns: number of updates of each period in a round, rounded up to whole periods.
 
     learners: values of L, the number of learners. periods: values of H, each timed with every L.
     """
 
+    agent: Literal["dqn", "dqn-images", "td3"] = "dqn"
     batch: PositiveInt = 256
     hidden: PositiveInt = 1024
     learners: tuple[PositiveInt, ...] = (1, 2, 4)
@@ -63,7 +78,8 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
     seconds before or after its parts did, with as many learners on the same cores. Predictions, ratios and
     scaling factors are medians over the rounds. ``worst_error`` is the largest |median ratio - 1|.
     ``scaling_factor`` is relative to the number of learners, ``scaling_factor_of_cores`` to the smaller of
-    learners and cores.
+    learners and cores. ``parallel_apex_scaling_factor`` is that of data-parallel Ape-X by eq. 5.1, from the
+    same parts; it does not count the moving of batches, which stay in one machine's memory here.
     """
     if 1 not in plan.learners:
         raise Refusal(f"learners are {plan.learners}, and all are compared with one learner: add 1.")
@@ -109,14 +125,18 @@ def _row(
     case: tuple[int, int], its_rounds: list[_Case], rounds: list[dict[tuple[int, int], _Case]], cores: int
 ) -> dict[str, Any]:
     learners, period = case
-    alone = [measured[min(measured)].measured for measured in rounds]  # of one learner
+    alone = [measured[min(measured)] for measured in rounds]  # of one learner
 
     def factor(seconds: list[float], count: int) -> float:
         pairs = zip(alone, seconds, strict=True)
-        return statistics.median(scaling_factor(one, together, count) for one, together in pairs)
+        return statistics.median(scaling_factor(one.measured, together, count) for one, together in pairs)
 
     measured = [one.measured for one in its_rounds]
     predicted = [one.predicted for one in its_rounds]
+    parallel_apex = [
+        parallel_apex_seconds(one.costs, shared.costs, shared.average)
+        for one, shared in zip(alone, its_rounds, strict=True)
+    ]
     return {
         "learners": learners,
         "period": period,
@@ -126,6 +146,7 @@ def _row(
         "scaling_factor": factor(measured, learners),
         "scaling_factor_of_cores": factor(measured, min(learners, cores)),
         "predicted_scaling_factor": factor(predicted, learners),
+        "parallel_apex_scaling_factor": factor(parallel_apex, learners),
         "parts": {
             part.name: statistics.median(getattr(one.costs, part.name) for one in its_rounds)
             for part in dataclasses.fields(BatchCosts)
@@ -139,24 +160,28 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
     parameters, and ``updates`` by period. seed: of the order of the periods, as whatever slows down the
     machine for some seconds must not hit the same period in every round."""
     size = plan.batch // fabric.size
-    alone = _learner(fabric, _NO_MEAN, size, plan)
+    alone, replay = _learner(fabric, _NO_MEAN, size, plan)
     together = {period: _learner(fabric, period, size, plan) for period in _periods(plan, fabric.size)}
     ready = fabric.channel("ready", torch.zeros(1))
-    channel = fabric.channel("mean", alone[0].replica.params.detach())
-    vector = alone[0].replica.params.detach().clone()
+    vectors = {name: replica.params.detach().clone() for name, replica in alone.replicas.items()}
+    channels = {name: fabric.channel(f"mean of {name}", vector) for name, vector in vectors.items()}
+
+    def average() -> None:
+        for name, vector in vectors.items():
+            channels[name].mean_(vector)
+
     ready.mean_(torch.zeros(1))
     half = math.ceil(plan.turns / 2)
-    parts = _parts(*alone, size, half)
+    parts = _parts(alone, replay, size, half)
     ready.mean_(torch.zeros(1))
-    mean = _mean_seconds(lambda: channel.mean_(vector), plan.turns) if fabric.size > 1 else 0.0
+    mean = _mean_seconds(average, plan.turns) if fabric.size > 1 else 0.0
     updates = {}
     for period in random.Random(seed).sample(list(together), len(together)):
-        agent, replay = together[period]
         ready.mean_(torch.zeros(1))
         turns = math.ceil(plan.turns / period) * period
-        updates[period] = _mean_seconds(lambda: _update(agent, replay, size), turns)  # noqa: B023
+        updates[period] = _mean_seconds(lambda: _update(*together[period], size), turns)  # noqa: B023
     ready.mean_(torch.zeros(1))
-    again = _parts(*alone, size, half)  # before and after, for a machine that changes meanwhile
+    again = _parts(alone, replay, size, half)  # before and after, for a machine that changes meanwhile
     return {
         "parts": {name: (parts[name] + again[name]) / 2 for name in parts},
         "mean": mean,
@@ -164,9 +189,9 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
     }
 
 
-def _parts(agent: DQNAgent, replay: RowReplay, size: int, turns: int) -> dict[str, float]:
+def _parts(agent: _Agent, replay: RowReplay, size: int, turns: int) -> dict[str, float]:
     """The fields of ``BatchCosts``: means, which sum up to the time of an update also where processes share
-    cores. What an update does beside its forward passes and the optimizer's step counts as ``backward``."""
+    cores. What an update does beside its forward passes and the optimizers' steps counts as ``backward``."""
     seconds = dict.fromkeys(("sample", "learn", "priority", "forward", "update"), 0.0)
     for turn in range(-3, turns):
         times = [time.perf_counter()]
@@ -177,12 +202,10 @@ def _parts(agent: DQNAgent, replay: RowReplay, size: int, turns: int) -> dict[st
         assert outcome.priorities is not None
         replay.update(sample.keys, outcome.priorities)
         times.append(time.perf_counter())
-        with torch.no_grad():
-            agent.target(sample.next_observation)
-            agent.net(sample.next_observation)
-        agent.net(sample.observation)
+        _forward(agent, sample)
         times.append(time.perf_counter())
-        agent.replica.update()
+        for replica in agent.replicas.values():
+            replica.update()
         times.append(time.perf_counter())
         if turn >= 0:
             for name, began, ended in zip(seconds, times, times[1:], strict=False):
@@ -191,7 +214,27 @@ def _parts(agent: DQNAgent, replay: RowReplay, size: int, turns: int) -> dict[st
     return {**seconds, "backward": max(0.0, learn - seconds["forward"] - seconds["update"])}
 
 
-def _update(agent: DQNAgent, replay: RowReplay, size: int) -> None:
+def _forward(agent: _Agent, sample: Sample) -> None:
+    """The forward passes of an update."""
+    if isinstance(agent, DQNAgent):
+        with torch.no_grad():
+            agent.target(sample.next_observation)
+            agent.net(sample.next_observation)
+        agent.net(sample.observation)
+        return
+    target_policy, target_critics = (target.net for target in agent.targets)
+    critics = Passes(cast(BatchedMLP, agent.critics))
+    with torch.no_grad():
+        next_action = target_policy(sample.next_observation)[0].tanh()
+        target_critics(torch.cat([sample.next_observation, next_action], 1))
+        inputs = torch.cat([sample.observation, sample.action], 1)
+        critics.forward(inputs.expand(2, *inputs.shape))
+        action = agent.policy.net(sample.observation)[0].tanh()
+        first_critic = slice(0, 1)
+        critics.forward(torch.cat([sample.observation, action], 1)[None], first_critic)
+
+
+def _update(agent: _Agent, replay: RowReplay, size: int) -> None:
     sample = replay.sample(size, 0.4)
     outcome = agent.learn(Batch(sample))
     assert outcome.priorities is not None
@@ -207,22 +250,46 @@ def _mean_seconds(call: Callable[[], Any], turns: int) -> float:
     return (time.perf_counter() - began) / turns
 
 
-def _learner(fabric: Fabric, period: int, size: int, plan: SPOScalingPlan) -> tuple[DQNAgent, RowReplay]:
+def _config(plan: SPOScalingPlan, batch: int) -> DQN | TD3:
+    """TD3's policy is updated once for each update of the critics, as in SPO-TD3, but in turn with them."""
+    if plan.agent == "td3":
+        return TD3(batch=batch, hidden=(plan.hidden,) * 3, policy_delay=1, target_every=1_000, polyak=1.0)
+    config = DQN(batch=batch, hidden=plan.hidden, selector="agreed", target_every=1_000)
+    if plan.agent == "dqn-images":
+        return dataclasses.replace(config, torso="nature2015", dueling=True)
+    return config
+
+
+def _learner(fabric: Fabric, period: int, size: int, plan: SPOScalingPlan) -> tuple[_Agent, RowReplay]:
     replicator = Replicator(LocalSGD(period=period), fabric)
 
     def replicate(name: str, *arguments: Any, **options: Any) -> Replica:
         return replicator.replicate(f"{name}, H={period}", *arguments, **options)
 
-    config = DQN(batch=size, hidden=plan.hidden, selector="agreed", target_every=1_000)
-    agent = config.build(Context(_SPEC, replicate, seed=0))
-    replay = cast(RowReplay, open_replay(_CONFIG, _SPEC, simulators=1, steps=1, discount=0.99, seed=0))
-    count, generator = _CONFIG.capacity, torch.Generator().manual_seed(0)
+    spec, count = _CASES[plan.agent]
+    agent = _config(plan, size).build(Context(spec, replicate, seed=0))
+    config = ReplayConfig(capacity=count, learning_starts=0)
+    replay = cast(RowReplay, open_replay(config, spec, simulators=1, steps=1, discount=0.99, seed=0))
+    generator = torch.Generator().manual_seed(0)
     values = {
-        "observation": torch.randn(count, 17, generator=generator),
-        "next_observation": torch.randn(count, 17, generator=generator),
-        "action": torch.randint(6, (count,), generator=generator),
+        "observation": _observations(spec, count, generator),
+        "next_observation": _observations(spec, count, generator),
+        "action": _actions(spec, count, generator),
         "reward": torch.randn(count, generator=generator),
         "discount": torch.full((count,), 0.99),
     }
     replay.insert(values, count, torch.rand(count, generator=generator))
     return agent, replay
+
+
+def _observations(spec: EnvSpec, count: int, generator: torch.Generator) -> torch.Tensor:
+    shape = (count, *spec.observation_shape)
+    if spec.images:
+        return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def _actions(spec: EnvSpec, count: int, generator: torch.Generator) -> torch.Tensor:
+    if spec.actions:
+        return torch.randint(spec.actions, (count,), generator=generator)
+    return 2 * torch.rand(count, *spec.action_shape, generator=generator) - 1

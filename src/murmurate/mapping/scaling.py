@@ -1,8 +1,8 @@
-"""The time of a policy update with several learners, from the times of its parts (Zhang 2022, eq. 5.5 and
+"""The time of a policy update with several learners, from the times of its parts (Zhang 2022, eq. 5.1 to
 5.6).
 
 A scaling factor is the speed-up divided by the number L of learners (Zhang 2022, section 1.5.5). The first
-printed form of eq. 5.6 omits the L, the second has it.
+printed forms of eq. 5.3 and 5.6 omit the L, the second have it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ class BatchCosts:
 
     @property
     def total(self) -> float:
+        """Seconds for an update with one learner (eq. 5.2)."""
         return self.sample + self.forward + self.backward + self.update + self.priority
+
+
+def parallel_apex_seconds(whole: BatchCosts, part: BatchCosts, exchange_seconds: float) -> float:
+    """Seconds for an update of data-parallel Ape-X (eq. 5.1): one replay serves L learners, which average
+    their gradients in every update. whole: costs of the whole batch. part: costs of one learner's share of
+    it. exchange_seconds: to average the gradients, and to move shares, gradients and parameters."""
+    work = part.forward + part.backward + part.update
+    return whole.sample + work + whole.priority + exchange_seconds
 
 
 def spo_seconds(part: BatchCosts, average_seconds: float, period: int) -> float:

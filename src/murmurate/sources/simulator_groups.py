@@ -1,7 +1,8 @@
 """The simulators of one learner, in one or two groups.
 
-With two (double buffering), the agent acts for one group while the other steps in native threads. The number
-of groups changes nothing else: seeds, and the order of simulators in batches, are the same.
+With two (double buffering), the agent acts for one group while the other steps in the background, where the
+world's simulators do (``SimulatorWorld.steps_in_background``). The number of groups changes nothing else:
+seeds, and the order of simulators in batches, are the same.
 """
 
 from __future__ import annotations

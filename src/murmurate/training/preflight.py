@@ -42,6 +42,7 @@ def prepared(run: Run, launcher: Launcher) -> Run:
     learner = preflight(run, launcher)
     _warn_of_bounds(run.world.spec(), learner)
     _warn_of_statistics(run, try_once(run.world))
+    _warn_of_double_buffer(run)
     warn_of_many_passes(run)
     warn_of_late_policy(run)
     return run
@@ -92,6 +93,19 @@ def _parts_read_as_numbers(world: World) -> list[tuple[str, tuple[int, ...], boo
         for name, space in spaces.items()
         if name in names
     ]
+
+
+def _warn_of_double_buffer(run: Run) -> None:
+    """Warn if a double buffer saves no time."""
+    if not getattr(run.source, "double_buffer", False):
+        return
+    if not cast(SimulatorWorld, run.world).steps_in_background:
+        warnings.warn(
+            f"--double-buffer true (double_buffer=True in Python) saves no time: the learner waits while the "
+            f"simulators of {run.world.name} step. Leave it out, or move them into another process, where "
+            "each step costs a message more: --world.served true.",
+            stacklevel=2,
+        )
 
 
 def _warn_of_bounds(spec: EnvSpec, learner: Learner) -> None:

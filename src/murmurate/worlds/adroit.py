@@ -13,9 +13,11 @@ from murmurate.worlds._gym_env import without_checks
 from murmurate.worlds.gym_simulators import GymSimulators
 from murmurate.worlds.interface import Simulators
 from murmurate.worlds.served import served_environments
+from murmurate.worlds.terminations import never
 from murmurate.worlds.viewed import ViewedWorld
 
 _PREFIX = "adroit-"
+TERMINATIONS = {_PREFIX + task: never for task in _adroit_env.TASKS}
 
 
 def names() -> list[str]:

@@ -24,6 +24,7 @@ from murmurate.worlds._spaces import action_format, observation_format
 from murmurate.worlds.gym_simulators import GymSimulators, spec_of
 from murmurate.worlds.interface import Simulators
 from murmurate.worlds.served import served_environments
+from murmurate.worlds.terminations import never
 from murmurate.worlds.viewed import ViewedWorld, viewed_spec
 
 _PREFIX, _PIXELS = "dmc-", "-pixels"
@@ -130,6 +131,10 @@ class DmcWorld(ViewedWorld):
         return self.pixels
 
     @property
+    def steps_in_background(self) -> bool:
+        return self.pixels or self.served
+
+    @property
     def env_steps_per_second(self) -> float:
         env = DmcEnv(**self._options | {"pixels": False})
         seconds = float(env.env.control_timestep())
@@ -189,3 +194,7 @@ def _name(domain: str, task: str) -> str:
 
 def _by_name(tasks: Iterable[tuple[str, str]]) -> dict[str, tuple[str, str]]:
     return {_name(domain, task): (domain, task) for domain, task in tasks}
+
+
+# of the tasks of ``names``, none of which overrides the suite's ``Task.get_termination``; from states
+TERMINATIONS = {_name(domain, task): never for domain, tasks in _TASKS.items() for task in tasks}

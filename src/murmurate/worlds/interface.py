@@ -71,7 +71,7 @@ class Simulators(Protocol):
 
     def send(self, action: Tensor) -> None:
         """Begin a step with one action for each simulator, [B] int64 or [B, D] float32. The step may continue
-        in native threads after ``send`` has returned.
+        in native threads or another process after ``send`` has returned.
 
         Raises ``ValueError`` for an action that does not exist; vectors are clipped to their bounds.
         """
@@ -130,6 +130,12 @@ class SimulatorWorld(World, Protocol):
     def env_steps_per_second(self) -> float:
         """Env steps in a second of the world's own time: the rate at which a video shows them."""
         return 30.0
+
+    @property
+    def steps_in_background(self) -> bool:
+        """Whether steps continue after ``Simulators.send`` has returned: otherwise a double buffer saves no
+        time."""
+        return True
 
     def formats(self) -> Formats | None:
         """Converts between the user's own environment and an agent; None for a world that is not made of

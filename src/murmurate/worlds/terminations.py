@@ -6,7 +6,7 @@ A module of this folder, or one that joins it by an entry point of the group ``m
 functions in ``TERMINATIONS``, by the name of their world. A function in a file of your own is named
 ``path/to/file.py:function``. It takes observations [B, ...] as the world gives them and returns [B] bool.
 
-The functions of MuJoCo's worlds follow gymnasium's environments of version 5 with their default arguments.
+The functions here follow gymnasium's environments of MuJoCo, version 5, with their default arguments.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def termination(world: str, name: str = AUTO) -> Termination:
         return plugins.function_in_file(name, "termination function", "--agent.termination")
     known = terminations()
     if world not in known:
-        known_worlds = ", ".join(sorted(known))
         raise Refusal(
-            f"A model of {world} cannot tell where its episodes end: that is known for {known_worlds}. Write "
-            "a function of observations [B, ...] to bool [B]: --agent.termination FILE.py:FUNCTION."
+            f"A model of {world} cannot tell where its episodes end: that is known for {len(known)} worlds, "
+            "whose mbpo recipes 'murmurate list recipes --json' names. Write a function of observations "
+            "[B, ...] to bool [B]: --agent.termination FILE.py:FUNCTION."
         )
     return known[world]
 

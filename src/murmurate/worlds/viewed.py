@@ -77,6 +77,10 @@ class ViewedWorld(SimulatorWorld):
     frame_stack: int
     rescale_actions: bool
 
+    @property
+    def steps_in_background(self) -> bool:
+        return self.served
+
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
