@@ -20,6 +20,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.memory_limits import refuse_if_small
 from murmurate.fabric.simulated.fabric import MailFaults, Member, SimulatedFabric
 from murmurate.fabric.simulated.latency import Straggler
+from murmurate.launch import launcher
 from murmurate.launch.inline import Inline
 from murmurate.nets.torso import seeded_by
 from murmurate.record.callbacks import Result
@@ -66,8 +67,12 @@ def simulate(run: Run, cluster: Cluster, folder: Path | None, quiet: bool = Fals
         )
     if run.loggers:
         raise Refusal("a simulated run is recorded in its folder alone: leave out --loggers.")
-    if run.launcher not in ("local", Inline.name):
+    if run.launcher != Run.launcher and not launcher(run.launcher).one_process:
         raise Refusal(f"a simulated run has no processes to launch: leave out --launcher {run.launcher}.")
+    if run.source.acting_processes():
+        raise Refusal(
+            "the actors of a simulated run would act in real time, beside its virtual clock: use --actors 0."
+        )
     if run.compression != "none":
         raise Refusal(
             f"a simulated network carries vectors as they are: leave out --compression {run.compression}."
