@@ -2,11 +2,12 @@
 
     git worktree add ../before REVISION
     (cd ../before && python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e '.[atari,topics]')
-    python benchmarks/against.py ../before [--rounds N] [--only NAME ...]
+    python benchmarks/against.py ../before [--rounds N] [--only NAME ...] [--json FILE]
 
 Each job runs in both checkouts, round after round, in windows of CPU seconds (training) or calls (replay,
 topics, strategies). It prints for each job the ratio of this checkout's speed to the other one's: the median
-over the rounds, and their range. More than 1 is faster here.
+over the rounds, and their range. More than 1 is faster here. ``--json FILE`` also writes them, with date,
+revisions and hardware, as a result: ``--json benchmarks/results/$(date +%F)-against.json``.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from murmurate.bench import topics
 from murmurate.bench._racer import Racer, stopped_at_the_end
-from murmurate.bench._result import median
+from murmurate.bench._result import header, median, spread
 from murmurate.bench._server import Server
 
 HERE = Path(__file__).resolve().parents[1]
@@ -157,6 +160,25 @@ def copies(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, flo
         yield "gala copies", cost["there"] / cost["here"]
 
 
+def revision(checkout: Path) -> str:
+    """The commit of a checkout, with "-dirty" where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=checkout).stdout.strip()
+
+
+def result(ratios: dict[str, list[float]], other: Path, rounds: int, names: list[str]) -> dict[str, Any]:
+    """The ratios as the results of benchmarks are stored. names: the jobs asked for."""
+    only = [] if names == JOBS else ["--only", *names]
+    words = ["python", "benchmarks/against.py", "OTHER", "--rounds", str(rounds), *only]
+    return {
+        **header("against", full=False),
+        "command": shlex.join(words),
+        "revision": revision(HERE),
+        "other_revision": revision(other),
+        "ratios": {name: spread(found) for name, found in ratios.items()},
+    }
+
+
 JOBS = [*TRAININGS, *(f"replay {task}" for task, _, _ in CALLS), "topics", "gala copies"]
 
 
@@ -167,7 +189,10 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=JOBS, default=JOBS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     options = parser.parse_args()
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}. Make it, or name another.")
     other, names = options.other.resolve(), set(options.only)
     for checkout in (HERE, other):
         check(checkout)
@@ -178,6 +203,8 @@ def main() -> None:
             print(f"{name}: {ratio:.3f}", file=sys.stderr, flush=True)
     for name, found in ratios.items():
         print(f"{name:24} {median(found):.3f}   ({min(found):.3f} to {max(found):.3f}, {len(found)} rounds)")
+    if options.json is not None:
+        options.json.write_text(json.dumps(result(ratios, other, options.rounds, options.only)) + "\n")
 
 
 if __name__ == "__main__":

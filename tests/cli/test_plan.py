@@ -192,6 +192,15 @@ def test_a_recipe_whose_batches_are_not_modelled_is_refused(capsys: Capture) -> 
     assert "measuring" not in message
 
 
+def test_a_launcher_of_one_process_is_refused(capsys: Capture) -> None:
+    """What is predicted computes at the same time, and has actors."""
+    assert main(["plan", "cartpole-impala", "--launcher", "inline"]) == 2
+    told = (
+        "a plan is of replicas that compute at the same time, and those of the inline launcher do not: leave "
+    )
+    assert told + "out --launcher" in capsys.readouterr().err
+
+
 def test_more_hosts_go_through_a_simulated_network(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(search, "_SIMULATED_CANDIDATES", 2)
     monkeypatch.setattr("murmurate.mapping.hosts._UPDATES", 10)

@@ -160,6 +160,7 @@ class EverySeventh(Strategy):
     synchronous: ClassVar[bool] = True
     period: ClassVar[int] = 7
     late: ClassVar[int] = 0
+    updates_per_round: ClassVar[int] = 7
 
     def step(self, replica, channel):
         replica.update()
@@ -179,6 +180,16 @@ def test_any_period_is_right_whose_rounds_end_with_its_multiples():
     test(EverySeventh)
     with pytest.raises(AssertionError, match="Exchange with every period-th update"):
         test(OneLate)
+
+
+class Unsaid(EverySeventh):
+    updates_per_round = Strategy.updates_per_round
+
+
+def test_a_strategy_that_leaves_out_how_long_its_rounds_are_is_found():
+    test = test_strategies.test_rounds_of_a_synchronous_strategy_also_end_with_batches_of_several_updates
+    with pytest.raises(AssertionError, match="a round has 7 updates, and updates_per_round is 1"):
+        test(Unsaid)
 
 
 @dataclass

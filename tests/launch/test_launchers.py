@@ -8,13 +8,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import pytest
 
-from murmurate import plugins
+import murmurate
+from murmurate import plugins, spec
+from murmurate.cli.sweep import crowding
 from murmurate.errors import Refusal
 from murmurate.launch import launcher, launchers
 from murmurate.recipes import recipe
-from short_runs import altered, preflight, train
+from murmurate.simulation.cluster import Cluster
+from murmurate.simulation.start import simulate
+from short_runs import altered, preflight
 
 THEIRS = '''
 from murmurate.launch.inline import Inline
@@ -51,8 +56,40 @@ def test_the_launchers_of_this_package() -> None:
 
 @pytest.mark.usefixtures("theirs")
 def test_a_launcher_of_another_package_starts_runs(tmp_path: Path) -> None:
-    run = altered(recipe("cartpole-a2c"), launcher="quiet", updates=2, simulators=2, eval_episodes=1)
-    assert train(run, tmp_path / "run").code == 0
+    """In one process, so that its runs need not be pickled."""
+    made = murmurate.train(
+        env=lambda: gymnasium.make("CartPole-v1"), algorithm="a2c", launcher="quiet", updates=2, simulators=2,
+        eval_episodes=1, quiet=True, out=tmp_path / "run",
+    )  # fmt: skip
+    assert made.summary["launcher"] == "quiet"
+
+
+@pytest.mark.usefixtures("theirs")
+@pytest.mark.parametrize("algorithm", ["apex-dqn", "impala", "service-dqn"])
+def test_a_launcher_of_one_process_has_no_actors(algorithm: str) -> None:
+    run = dataclasses.replace(recipe(f"cartpole-{algorithm}"), launcher="quiet")
+    told = "actors are processes, and the quiet launcher has none. Use --launcher local, or --actors 0"
+    with pytest.raises(Refusal, match=told):
+        preflight(run)
+    launcher("quiet").check(altered(run, actors=0))
+
+
+@pytest.mark.usefixtures("theirs")
+def test_runs_at_once_of_a_launcher_of_one_process_are_a_process_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spec, "usable_cores", lambda: 5)
+    run = dataclasses.replace(recipe("cartpole-impala"), replicas=2)
+    assert crowding(run, launcher("quiet"), 5) == ""
+    assert "6 runs at once are 6 processes on 5 cores" in crowding(run, launcher("quiet"), 6)
+    assert "2 runs at once are 12 processes on 5 cores" in crowding(run, launcher("local"), 2)
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_simulated_run_may_name_any_launcher_of_one_process(tmp_path: Path) -> None:
+    run = dataclasses.replace(recipe("cartpole-gala"), launcher="quiet", compression="int8")
+    with pytest.raises(Refusal, match="leave out --compression"):
+        simulate(run, Cluster(), tmp_path / "run", quiet=True)
 
 
 @pytest.mark.parametrize(

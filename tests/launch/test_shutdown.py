@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,15 @@ import pytest
 
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.launch.shutdown import STOP_DEADLINE_SECONDS, Shutdown
+from murmurate.ranges import PositiveInt
 from murmurate.recipes import recipe
-from murmurate.strategies import strategies
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.elastic import SynchronousElastic
+from murmurate.strategies.interface import Strategy
+from murmurate.strategies.local_sgd import LocalSGD
+from murmurate.strategies.parameter_server import ParameterServer
+from murmurate.strategies.pull_gossip import PullGossip
+from murmurate.strategies.synchronous_gossip import SynchronousGossip
 
 SAVING_SECONDS = 30.0
 DEADLINE = STOP_DEADLINE_SECONDS + SAVING_SECONDS
@@ -24,9 +32,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        run = dataclasses.replace(
-            recipe("cartpole-gala"), strategy=strategies()["parameter-server"](), replicas=3
-        )
+        run = dataclasses.replace(recipe("cartpole-gala"), strategy=ParameterServer(), replicas=3)
         self.run_state = RunState(run.members)
         self.run_state.open()
         self.coordinator: Any = SimpleNamespace(
@@ -64,11 +70,33 @@ def test_long_batches_are_waited_for() -> None:
     assert scene.overdue_after((0, 2)) == pytest.approx(DEADLINE, abs=1.0)
 
 
-@pytest.mark.parametrize(("period", "batches"), [(1, 1), (30, 30), (5000, 100)])
-def test_members_that_decide_together_have_the_time_of_a_round(period: int, batches: int) -> None:
+@dataclass
+class EveryFew(AllReduce):
+    """Its rounds are as long as a field says that is not called period."""
+
+    exchange_every: PositiveInt = 7
+
+    @property
+    def updates_per_round(self) -> int:
+        return self.exchange_every
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batches"),
+    [
+        (AllReduce(), 1),
+        (LocalSGD(period=30), 30),
+        (LocalSGD(period=5000), 100),
+        (SynchronousGossip(period=20), 20),
+        (SynchronousElastic(period=15), 15),
+        (EveryFew(), 7),
+        (PullGossip(period=50), 1),  # it has no common rounds
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Strategy) else None,
+)
+def test_members_that_decide_together_have_the_time_of_a_round(strategy: Strategy, batches: int) -> None:
     scene = Scene()
-    local_sgd = dataclasses.replace(strategies()["local-sgd"](), period=period)  # type: ignore[call-arg]
-    scene.coordinator.run = dataclasses.replace(scene.coordinator.run, strategy=local_sgd)
+    scene.coordinator.run = dataclasses.replace(scene.coordinator.run, strategy=strategy)
     scene.coordinator.should_end = True
     scene.run_state.set_pace(0, 2.0)
     assert scene.overdue_after((0, 1, 2)) == pytest.approx(2.0 * batches + DEADLINE, abs=1.0)

@@ -24,6 +24,7 @@ from murmurate.record.runs import open_run
 from murmurate.record.timelines import timeline
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import Simulation, simulate
+from murmurate.sources.trajectory_source import TrajectorySourceConfig
 from murmurate.strategies import strategies, strategy
 from murmurate.strategies.dpsgd.master import Master
 from short_runs import altered, refused
@@ -453,6 +454,8 @@ def test_what_makes_no_sense_is_refused_with_nothing_changed(tmp_path, cluster, 
         ({"restarts": 2}, "--restart-after"),
         ({"compression": "int8"}, "leave out --compression int8"),
         ({"probe_every_updates": 5}, "leave out --probe-every-updates"),
+        ({"launcher": "torchrun"}, "leave out --launcher torchrun"),
+        ({"source": TrajectorySourceConfig(actors=2)}, "beside its virtual clock: use --actors 0"),
     ],
 )
 def test_options_without_an_effect_are_refused(tmp_path, fields, words):

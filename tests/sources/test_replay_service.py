@@ -72,12 +72,9 @@ def test_refusals_name_the_remedy(changes: dict[str, Any], words: str) -> None:
     assert re.search(words, refusal(**changes))
 
 
-def test_inline_has_no_processes_and_without_actors_the_learner_has_a_replay_of_its_own() -> None:
-    run = dataclasses.replace(run_of(), launcher="inline")
-    with pytest.raises(Refusal, match="actors are processes, and the inline launcher has none"):
-        run.validate()
+def test_without_actors_the_learner_has_a_replay_of_its_own() -> None:
     alone = run_of(actors=0)
-    dataclasses.replace(alone, launcher="inline").validate()
+    assert alone.source.acting_processes() == 0
     learner = alone.learner.build(Context(alone.world.spec(), Replica, 0))
     source = open_only_source(alone, learner)
     assert isinstance(source, ReplaySource)

@@ -346,7 +346,6 @@ def test_agents_that_learn_from_rollouts_can_learn_from_it(agent: A2C | PPO) -> 
             {"actors": 9},
             "9 actors have equal shares of the simulators, and 4 cannot be divided. Use --simulators 9",
         ),
-        ({"launcher": "inline"}, "actors are processes"),
         ({"learner": A2C(scale_rewards=True)}, "scale_rewards follows .* Use --actors 0"),
         (
             {"queue": 3, "max_lag": 2},

@@ -147,7 +147,7 @@ def simulate(
 
     Raises:
         Refusal, RunFailed, KeyboardInterrupt, SystemExit: as ``train``; Refusal also for what a simulation
-            has not: a launcher, loggers, restarts, evaluations during the run.
+            has not: a launcher, loggers, restarts, actors, evaluations during the run.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     out = None if out is None else _absolute(out)
@@ -291,7 +291,7 @@ def _check_is_found_again(strategy: Strategy) -> None:
 
 def _refuse_unpicklable(run: Run, engine: Launcher) -> None:
     """Raise Refusal for a run that cannot be sent to the processes of its launcher."""
-    if engine.name == "inline":
+    if engine.one_process:
         return
     try:
         pickle.dumps(run)

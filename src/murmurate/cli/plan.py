@@ -70,6 +70,7 @@ def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.launch import launcher
     from murmurate.mapping.assumed import assumption, check_cycles
     from murmurate.mapping.learning import check_returns
     from murmurate.mapping.pilot import pilot_run
@@ -90,6 +91,11 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
     run = changed(recipe_run(options), options, rest, f"murmurate train {quoted(options.recipe)}")
     run.validate()
+    if launcher(run.launcher).one_process:
+        raise Refusal(
+            f"a plan is of replicas that compute at the same time, and those of the {run.launcher} launcher "
+            "do not: leave out --launcher."
+        )
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
     check_cycles(run, options.hosts, options.check)
     if options.target is not None or objective == "time":

@@ -34,7 +34,7 @@ def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     if engine.dictated_replicas() is not None:
         raise Refusal(f"The {run.launcher} launcher starts one run. Start each seed with --seed.")
     prepared(run, engine)
-    if warning := crowding(run, options.jobs):
+    if warning := crowding(run, engine, options.jobs):
         _say(warning)
     folder = options.out or Path(f"{new_folder(run.recipe)}-sweep")
     return Sweep(run, ["train", *forwarded(options), *rest], seeds, folder, options.jobs, say=_say).train()
@@ -78,16 +78,15 @@ def check_jobs(run: Any, jobs: int) -> None:
         )
 
 
-def crowding(run: Any, jobs: int) -> str:
+def crowding(run: Any, engine: Any, jobs: int) -> str:
     """A warning, where so many runs like ``run`` at once have more processes than this host has cores; else
-    empty."""
+    empty, also where other hosts may take part. engine: the run's launcher."""
     from murmurate.spec import usable_cores
 
-    actors = run.replicas * getattr(run.source, "actors", 0)
-    # processes on this host: the replicas of an inline run share one
-    each = {"local": run.members + actors, "inline": 1}.get(run.launcher, 0)
+    actors = run.replicas * run.source.acting_processes()
+    each = 1 if engine.one_process else run.members + actors
     cores = usable_cores()
-    if jobs == 1 or jobs * each <= cores:
+    if engine.sends or jobs == 1 or jobs * each <= cores:
         return ""
     return (
         f"warning: {jobs} runs at once are {jobs * each} processes on {cores} cores. Their seconds depend on "

@@ -92,7 +92,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
             f"The {run.launcher} launcher starts one run, and tune starts many. Leave out --launcher."
         )
     prepared(run, engine)  # for what it refuses: each trial prepares its own run
-    if warning := crowding(run, options.jobs):
+    if warning := crowding(run, engine, options.jobs):
         print(warning, flush=True)
     objective = read_objective(options.objective, run)
     check_objective(objective, run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
 import pickle
 import re
@@ -242,6 +243,11 @@ def test_rounds_of_a_synchronous_strategy_also_end_with_batches_of_several_updat
     size = sizes(kind)[min(1, len(sizes(kind)) - 1)]
     learner, *_ = SimulatedFabric(size, seed=0).run(members(kind, size, MANY_UPDATES))
     ends = [clock for clock, now in enumerate(learner["exchanges"], start=1) if now.staleness == 0]
+    longest = max((end - begin for begin, end in itertools.pairwise([0, *ends])), default=MANY_UPDATES)
+    assert longest <= kind().updates_per_round, (
+        f"a round has {longest} updates, and updates_per_round is {kind().updates_per_round}: a member that "
+        "has not yet ended its round would be killed when the run stops"
+    )
     if ends and ends == list(range(ends[0], MANY_UPDATES + 1, ends[0])):
         return  # every multiple of a period, of which some are multiples of any number
     for updates in (1, 2, 3, 16):

@@ -19,6 +19,7 @@ from murmurate.fabric.processes.spawn import Exit
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
+from murmurate.launch.rendezvous import Environment
 from murmurate.launch.script_arguments import (
     automatic_devices,
     checked_devices,
@@ -110,7 +111,7 @@ def run(
     if not callable(main):
         raise Refusal(f"main is {main!r}: give a function that takes the replicator")
     chosen = strategy_from(strategy)
-    member_devices = () if devices == "auto" else checked_devices(devices)
+    named_devices = () if devices == "auto" else checked_devices(devices)
     threads = None if threads is None else whole_number("threads", threads)
     workers = whole_number("workers", workers)
     replicas = None if replicas is None else whole_number("replicas", replicas)
@@ -118,36 +119,12 @@ def run(
     deadline_seconds = seconds("deadline_seconds", deadline_seconds)
     grid = checked_grid(parts)
     environment = script_ranks.torchrun_environment()
-    if launcher is None and environment is None and (starter := starter_of_several()) is not None:
-        raise Refusal(
-            f"{starter} of this script, and each would start replicas of its own. Start torchrun once on "
-            "each host, and leave replicas out: srun --ntasks-per-node 1 torchrun --nnodes ... script.py. If "
-            "the tasks are to be separate runs, use launcher='local'."
-        )
-    if launcher is None:
-        launcher = "local" if environment is None else "torchrun"
-    if environment is not None and environment.size > 1 and launcher in ("inline", "local", "ray"):
-        raise Refusal(
-            f"torchrun started this script {environment.size} times, and each would start replicas of its "
-            f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
-        )
-    rank = 0 if environment is None else environment.rank
-    if not member_devices:
-        member_devices = automatic_devices(launcher, int(os.environ.get("LOCAL_RANK", rank)))
-    if launcher in ("inline", "local"):
-        refuse_missing_gpus(member_devices)
-    elif launcher == "torchrun":
-        refuse_missing_gpus([member_devices[rank % len(member_devices)]])
-    if environment is not None and launcher == "xla":
-        raise Refusal("launcher='xla' starts a replica on each device: start the script without torchrun")
-    if launcher == "torchrun":
+    engine = _launcher_here(launcher, environment)
+    member_devices = _devices_here(named_devices, engine, environment)
+    if engine == "torchrun":
         replicas = script_ranks.replicas_of(environment, replicas, grid)
     devices_wanted, replicas = replicas, 1 if replicas is None else replicas
-    offered, offered_by = frozenset(Capability), "this host"
-    if launcher == "torchrun":
-        offered, offered_by = script_ranks.fabric_capabilities(environment)
-    elif launcher == "xla":
-        offered, offered_by = XlaFabric.capabilities, "XLA"
+    offered, offered_by = _capabilities_here(engine, environment)
     check_capabilities(chosen, offered, offered_by, itertools.chain(*member_devices))
     if collectives:
         check_common_rounds(chosen, "collectives")
@@ -156,16 +133,60 @@ def run(
     if threads is None:
         members = replicas * math.prod(grid) + chosen.centre
         here = math.ceil(members / environment.hosts) if environment else members
-        threads = 1 if launcher in ("ray", "xla") else default_threads(here)
+        threads = 1 if engine in ("ray", "xla") else default_threads(here)
     settings = ScriptSettings(
         main, chosen, replicas, seed, workers, member_devices, collectives, output, threads,
         deadline_seconds, grid,
     )  # fmt: skip
     check_parts(chosen, settings.parts)
-    if launcher == "xla":
+    if engine == "xla":
         refuse_import()
         return run_on_xla(settings, devices_wanted)
-    return _start(settings, launcher)
+    return _start(settings, engine)
+
+
+def _launcher_here(launcher: str | None, environment: Environment | None) -> str:
+    """``launcher``, or the default where it is None. Raises Refusal if this process is one of several that
+    would each start replicas of their own. environment: that of torchrun, if it started this process."""
+    if launcher is None and environment is None and (starter := starter_of_several()) is not None:
+        raise Refusal(
+            f"{starter} of this script, and each would start replicas of its own. Start torchrun once on "
+            "each host, and leave replicas out: srun --ntasks-per-node 1 torchrun --nnodes ... script.py. If "
+            "the tasks are to be separate runs, use launcher='local'."
+        )
+    if launcher is None:
+        return "local" if environment is None else "torchrun"
+    if environment is not None and environment.size > 1 and launcher in ("inline", "local", "ray"):
+        raise Refusal(
+            f"torchrun started this script {environment.size} times, and each would start replicas of its "
+            f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
+        )
+    if environment is not None and launcher == "xla":
+        raise Refusal("launcher='xla' starts a replica on each device: start the script without torchrun")
+    return launcher
+
+
+def _devices_here(
+    named: tuple[tuple[str, ...], ...], launcher: str, environment: Environment | None
+) -> tuple[tuple[str, ...], ...]:
+    """The devices of the members in turn: ``named``, or the automatic ones if there are none. Raises Refusal
+    for GPUs that this host does not have, if its members were to use them."""
+    rank = 0 if environment is None else environment.rank
+    devices = named or automatic_devices(launcher, int(os.environ.get("LOCAL_RANK", rank)))
+    if launcher in ("inline", "local"):
+        refuse_missing_gpus(devices)
+    elif launcher == "torchrun":
+        refuse_missing_gpus([devices[rank % len(devices)]])
+    return devices
+
+
+def _capabilities_here(launcher: str, environment: Environment | None) -> tuple[frozenset[Capability], str]:
+    """The capabilities of the fabric between the members, and what has them, in words (for messages)."""
+    if launcher == "torchrun":
+        return script_ranks.fabric_capabilities(environment)
+    if launcher == "xla":
+        return XlaFabric.capabilities, "XLA"
+    return frozenset(Capability), "this host"
 
 
 def _start(settings: ScriptSettings, launcher: str) -> list[Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from murmurate.errors import Refusal
 from murmurate.replicator.optimizer_wrapper import MARK, copy_of
@@ -35,6 +35,15 @@ def check_can_be_wrapped(
         raise Refusal(
             "this optimizer is wrapped already: wrap each optimizer once, and use what that returns."
         )
+    _check_parameters(name, owned, module, wrapped)
+    _check_steps(name, owned, optimizer)
+
+
+def _check_parameters(
+    name: str, owned: Sequence[Tensor], module: nn.Module | None, wrapped: Collection[int]
+) -> None:
+    """Raise Refusal if the parameters ``owned`` cannot be one flat vector of ``module``. name: the
+    optimizer's."""
     if any(id(p) in wrapped for p in owned):
         raise Refusal(
             f"{name} has parameters that another wrapped optimizer steps: give each parameter to one "
@@ -48,6 +57,22 @@ def check_can_be_wrapped(
                 f"{type(module).__name__}: wrap it with the module that has all of them (an nn.ModuleList, "
                 "for example), made before the optimizer; or leave out the module."
             )
+    frozen = sum(not p.requires_grad for p in owned)
+    if frozen:
+        raise Refusal(
+            f"{frozen} parameters of {name} require no gradient: leave them out of its groups, as in "
+            f"{name}([p for p in model.parameters() if p.requires_grad], ...)."
+        )
+    kinds = {(str(p.dtype), str(p.device)) for p in owned}
+    if len(kinds) > 1:
+        raise Refusal(
+            f"the parameters of {name} have more than one dtype or device: {sorted(kinds)}. "
+            "Make an optimizer for each, or use replicate_over_devices."
+        )
+
+
+def _check_steps(name: str, owned: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Raise Refusal if the optimizer has stepped, or does not step a flat vector of dense gradients."""
     states = [state for p in owned if (state := optimizer.state.get(p))]
     if any(float(state.get("step", 1)) > 0 for state in states):
         raise Refusal(f"{name} has stepped already. Wrap it first, then load its state with load_state_dict.")
@@ -65,18 +90,6 @@ def check_can_be_wrapped(
         raise Refusal(
             f"{name} does not step a flat vector of gradients. Use replicate(name, module, make_optimizer, "
             "shape_aware=True) for optimizers that look at shapes, or another optimizer."
-        )
-    frozen = sum(not p.requires_grad for p in owned)
-    if frozen:
-        raise Refusal(
-            f"{frozen} parameters of {name} require no gradient: leave them out of its groups, as in "
-            f"{name}([p for p in model.parameters() if p.requires_grad], ...)."
-        )
-    kinds = {(str(p.dtype), str(p.device)) for p in owned}
-    if len(kinds) > 1:
-        raise Refusal(
-            f"the parameters of {name} have more than one dtype or device: {sorted(kinds)}. "
-            "Make an optimizer for each, or use replicate_over_devices."
         )
 
 

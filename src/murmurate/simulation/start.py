@@ -20,6 +20,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.memory_limits import refuse_if_small
 from murmurate.fabric.simulated.fabric import MailFaults, Member, SimulatedFabric
 from murmurate.fabric.simulated.latency import Straggler
+from murmurate.launch import launcher
 from murmurate.launch.inline import Inline
 from murmurate.nets.torso import seeded_by
 from murmurate.record.callbacks import Result
@@ -57,6 +58,25 @@ def simulate(run: Run, cluster: Cluster, folder: Path | None, quiet: bool = Fals
 
     folder: None for a new one below ``runs``.
     """
+    _check(run, cluster)
+    # two replicas suffice for these checks, and need less memory than a thousand
+    fewer = prepared(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
+    run = dataclasses.replace(fewer, replicas=run.replicas)
+    refuse_if_small(
+        run.members * (_MEMBER_BYTES + 16 * (planned_bytes(run) or 0)),
+        f"{run.recipe} with {run.replicas} replicas",
+    )
+    run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
+    if any(device != "cpu" for device in run.placement.devices):
+        raise Refusal("a simulated cluster runs on the CPU. Use --placement.devices cpu.")
+    with claimed(folder, f"{run.recipe}-simulated") as folder:
+        write_run(folder, run, simulated=plain(cluster))
+        record_data(folder, run.world)
+        return Simulation(run, cluster, folder, quiet).carry_out()
+
+
+def _check(run: Run, cluster: Cluster) -> None:
+    """Raise Refusal for a run or a cluster that contradicts itself, and for what a simulation has not."""
     cluster.validate()
     compute = cluster.compute_model()
     if isinstance(compute, Straggler) and compute.slow > run.replicas:
@@ -66,8 +86,12 @@ def simulate(run: Run, cluster: Cluster, folder: Path | None, quiet: bool = Fals
         )
     if run.loggers:
         raise Refusal("a simulated run is recorded in its folder alone: leave out --loggers.")
-    if run.launcher not in ("local", Inline.name):
+    if run.launcher != Run.launcher and not launcher(run.launcher).one_process:
         raise Refusal(f"a simulated run has no processes to launch: leave out --launcher {run.launcher}.")
+    if run.source.acting_processes():
+        raise Refusal(
+            "the actors of a simulated run would act in real time, beside its virtual clock: use --actors 0."
+        )
     if run.compression != "none":
         raise Refusal(
             f"a simulated network carries vectors as they are: leave out --compression {run.compression}."
@@ -81,27 +105,13 @@ def simulate(run: Run, cluster: Cluster, folder: Path | None, quiet: bool = Fals
         raise Refusal(
             "a crashed replica of a simulation returns after --restart-after-seconds: leave out --restarts."
         )
-    run.validate()
-    # two replicas suffice for these checks, and need less memory than a thousand
-    fewer = prepared(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
-    run = dataclasses.replace(fewer, replicas=run.replicas)
-    refuse_if_small(
-        run.members * (_MEMBER_BYTES + 16 * (planned_bytes(run) or 0)),
-        f"{run.recipe} with {run.replicas} replicas",
-    )
     if run.evaluate_every_env_steps:
         raise Refusal(
             "a simulated run is not evaluated while it learns: leave out --evaluate-every-env-steps."
         )
     if len(run.parts) > 1 or run.parts[0] > 1:
         raise Refusal("a simulated member has no parts of its own: leave out --parts")
-    run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
-    if any(device != "cpu" for device in run.placement.devices):
-        raise Refusal("a simulated cluster runs on the CPU. Use --placement.devices cpu.")
-    with claimed(folder, f"{run.recipe}-simulated") as folder:
-        write_run(folder, run, simulated=plain(cluster))
-        record_data(folder, run.world)
-        return Simulation(run, cluster, folder, quiet).carry_out()
+    run.validate()
 
 
 class Simulation:

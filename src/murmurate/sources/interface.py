@@ -31,8 +31,6 @@ class RunView(Protocol):
     @property
     def seed(self) -> int: ...
     @property
-    def launcher(self) -> str: ...
-    @property
     def placement(self) -> Placement: ...
     def device(self, rank: int) -> torch.device: ...
 
@@ -122,6 +120,11 @@ class SourceConfig(Protocol):
     def batches_at_once(self, run: RunView) -> int:
         """Number of batches that follow the same env steps, which are counted with the first of them."""
         return 1
+
+    def acting_processes(self) -> int:
+        """Number of processes of each replica that act while it learns; launchers whose workers share one
+        process refuse them."""
+        return 0
 
     def memory_bytes(self, run: RunView) -> int:
         """Memory of one replica's source, including its processes. Raises Refusal for a config that can give

@@ -105,6 +105,9 @@ class ReplayServiceSourceConfig(SourceConfig):
                 f"{2 * least}, or 0."
             )
 
+    def acting_processes(self) -> int:
+        return self.actors
+
     def _check_replay(self, part: int) -> None:
         """part: rows of a batch that come from one shard."""
         replay = self.replay

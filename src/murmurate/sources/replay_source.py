@@ -66,8 +66,9 @@ class ReplaySourceConfig(SourceConfig):
         self._check_learning(run)
         if self.actors and self.double_buffer:
             raise Refusal("actors step while the learner learns, and need no double buffer. Leave one out.")
-        if self.actors and run.launcher == "inline":
-            raise Refusal("actors are processes, and the inline launcher has none. Use --launcher local.")
+
+    def acting_processes(self) -> int:
+        return self.actors
 
     def _check_learning(self, run: RunView) -> None:
         """Refuse a run that ends before its learners begin to learn."""

@@ -74,10 +74,6 @@ class TrajectorySourceConfig(SourceConfig):
                 f"it has simulators. Use --trajectories {needed}, or fewer minibatches."
             )
         RolloutSourceConfig(self.columns).check(run)
-        if run.launcher == "inline":
-            raise Refusal(
-                "actors are processes, and the inline launcher has none. Use --launcher local, or --actors 0."
-            )
         if getattr(run.learner, "scale_rewards", False):
             raise Refusal(
                 "scale_rewards follows the return of each simulator, and trajectories of actors come in any "
@@ -90,6 +86,9 @@ class TrajectorySourceConfig(SourceConfig):
                 f"max_lag is {self.max_lag}, and trajectories wait for up to {longest_wait} batches. "
                 f"Use --max-lag {longest_wait}, or {shorter}."
             )
+
+    def acting_processes(self) -> int:
+        return self.actors
 
     @property
     def _as_rollouts(self) -> RolloutSourceConfig:

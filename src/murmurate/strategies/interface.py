@@ -93,6 +93,12 @@ class Strategy:
         """Whether all replicas make each step together, so that collectives work inside it."""
         return self.synchronous or not self.needs  # what needs nothing trains a single replica
 
+    @property
+    def updates_per_round(self) -> int:
+        """The most updates of a replica between two common rounds, under a synchronous strategy: a member may
+        go on for so many batches until it ends a round, where it stops or saves."""
+        return 1
+
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
         """Raise Refusal for a run that this strategy does not support.
 

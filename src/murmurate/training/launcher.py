@@ -78,6 +78,11 @@ class Launcher(ABC):
             )
         if not self.one_process and (why := run.world.bound_to_process()) is not None:
             raise Refusal(f"The {self.name} launcher starts other processes. {why}")
+        if self.one_process and run.source.acting_processes():
+            raise Refusal(
+                f"actors are processes, and the {self.name} launcher has none. Use --launcher local, or "
+                "--actors 0."
+            )
         if run.compression != "none" and not self.sends:
             raise Refusal(
                 f"compression is {run.compression}, and the {self.name} launcher keeps all replicas on one "

@@ -36,8 +36,8 @@ def drain_seconds(run_state: RunState) -> float:
 def seconds_to_decision(run: Run, run_state: RunState) -> float:
     """How long a member may go on learning until it answers a request to stop or save: for a batch or, where
     members decide together, for a round."""
-    period: int = getattr(run.strategy, "period", 1) if run.strategy.synchronous else 1
-    return min(period, BATCHES_TO_DECISION) * run_state.longest_pace()
+    batches = run.strategy.updates_per_round if run.strategy.synchronous else 1
+    return min(batches, BATCHES_TO_DECISION) * run_state.longest_pace()
 
 
 @dataclass
