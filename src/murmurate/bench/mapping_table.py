@@ -88,7 +88,7 @@ def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
     Raises Refusal for leaves outside the FPGA's table.
     """
     batches = sorted({batch for _, _, sizes in _CASES.values() for batch in sizes})
-    fpga = _mapping_fpga.FpgaModel(plan.leaves)  # refuses leaves outside its table, before anything is measured
+    fpga = _mapping_fpga.FpgaModel(plan.leaves)  # refuses what is not in its table, before measuring
     gpu = _gpu()
     replay = {
         f"{HOST}-{threads}": _replay_seconds(plan, batches, _HOST_DEVICE, threads)

@@ -130,18 +130,11 @@ def records_of(run: Run, shape: Shape) -> float:
     return shape.steps * shape.groups / (requires.steps if requires.kind == "rollouts" else 1)
 
 
-# sources whose work consists of the primitives above
-_MODELLED = (
-    *("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig", "SequenceSourceConfig"),
-    *("ImageSourceConfig", "ExampleSourceConfig", "ImaginedSourceConfig"),
-)
-
-
 def is_modelled(run: Run) -> bool:
     """Whether the work of ``run`` consists of the primitives above. An agent with a model must tell how long
     its fits are."""
     tells = run.learner.requires.kind != "model" or hasattr(run.learner, "fit_steps")
-    return tells and type(run.source).__name__ in _MODELLED
+    return tells and run.source.is_planned
 
 
 def producers(run: Run) -> int:

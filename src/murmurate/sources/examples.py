@@ -23,6 +23,7 @@ class ExampleSourceConfig(SourceConfig):
     """Passes through the training examples of a data set."""
 
     gives: ClassVar[str] = "examples"
+    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_examples(run)

@@ -43,6 +43,7 @@ class ImageSourceConfig(SourceConfig):
     prefetch: Annotated[int, Range(1, 1000)] = field(default=3, metadata={"place": True})
 
     gives: ClassVar[str] = "examples"
+    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_examples(run)

@@ -95,6 +95,7 @@ class ImaginedSourceConfig(SourceConfig):
     rollouts: ModelRollouts = field(default_factory=ModelRollouts)
 
     gives: ClassVar[str] = "model"
+    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)

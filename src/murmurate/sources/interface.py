@@ -103,11 +103,13 @@ class Source(Protocol):
 class SourceConfig(Protocol):
     """A frozen dataclass whose fields are options of the run, without a prefix.
 
-    gives: the kind of batches, as in ``requires.kind`` of a learner.
+    gives: the kind of batches, as in ``requires.kind`` of a learner. is_planned: whether ``murmurate plan``
+    predicts runs with it: its work consists of the primitives in ``mapping.primitives``.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     gives: ClassVar[str]
+    is_planned: ClassVar[bool] = False
 
     def check(self, run: RunView) -> None:
         """Raise Refusal for values that make no sense in this run."""

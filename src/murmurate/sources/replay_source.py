@@ -54,6 +54,7 @@ class ReplaySourceConfig(SourceConfig):
     random_env_steps: NonNegativeInt = 0
 
     gives: ClassVar[str] = "transitions"
+    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)

@@ -38,6 +38,7 @@ class RolloutSourceConfig(SourceConfig):
     double_buffer: bool = False
 
     gives: ClassVar[str] = "rollouts"
+    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)

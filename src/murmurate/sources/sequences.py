@@ -56,6 +56,7 @@ class SequenceSourceConfig(SourceConfig):
     saved: bool = field(default=True, metadata={"place": True})
 
     gives: ClassVar[str] = "sequences"
+    is_planned: ClassVar[bool] = True
 
     @property
     def steps(self) -> int:

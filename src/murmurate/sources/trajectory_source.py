@@ -47,6 +47,7 @@ class TrajectorySourceConfig(SourceConfig):
     max_lag: PositiveInt = 10
 
     gives: ClassVar[str] = "rollouts"
+    is_planned: ClassVar[bool] = True
 
     @property
     def batch(self) -> int:
