@@ -67,14 +67,14 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         raise NotMeasured(f"the costs of {run.recipe}")
     actors = producers(run)
     threads, computing = run.placement.threads, computing_threads(run)
-    processes = run.replicas * (1 + actors) + run.strategy.centre
+    processes = run.replicas * (1 + actors)
     seconds = _batch_seconds(costs, shape, most_processes(run, profile.cores), processes)
     if actors and run.placement != Placement():  # they are on the CPU, with one thread each
         of_actors = profile.recipes.get(key(placed_on_cpu(run)), costs)
         acting_seconds = _batch_seconds(of_actors, shape, profile.cores, processes)
         seconds |= {name: s for name, s in acting_seconds.items() if not _is_learner_work(name)}
     # the exchange was measured among as many processes of one thread, which shared the cores already
-    learners = threads * (run.replicas + run.strategy.centre)
+    learners = threads * run.replicas
     shared = max(1.0, learners / profile.cores) * _crowd(costs, learners, profile.cores)
     seconds["exchange"] = _exchange(run, shape, costs, profile) / shared
     learner_work = [
