@@ -119,6 +119,22 @@ def test_own_options_are_part_of_the_command_and_a_new_profile_may_be_anywhere(
     assert "--profile --on FILE" in capsys.readouterr().err
 
 
+def test_named_strategies_are_measured_and_compared(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    costs, asked = load(PROFILE), list[Strategy]()
+    line = next(iter(costs.exchange.values()))
+    monkeypatch.setattr(exchange, "measure", lambda strategy, replicas: asked.append(strategy) or line)
+    save(costs, Path("named.json"))
+    rows = planned(capsys, "--on", "named.json", "--strategies", "local-sgd:20,gala")
+    assert asked, "the profile has the usual period's"
+    assert all(each == strategy("local-sgd")(period=20) for each in asked)
+    assert {tuple(row["changes"][1:4]) for row in rows if row["name"].startswith("--strategy")} == {
+        ("local-sgd", "--strategy.period", "20"),
+        ("gala", "--replicas", "2"),
+    }
+    assert main(["plan", "cartpole-a2c", "--strategies", "gala:20"]) == 2
+    assert "gala has no period" in capsys.readouterr().err
+
+
 def test_a_second_plan_measures_nothing(folder: Path, capsys: Capture) -> None:
     before = (folder / "runs" / "profile.json").read_bytes()
     assert main(["plan", "cartpole-a2c", "--json"]) == 0
@@ -322,7 +338,7 @@ def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
 
 
 def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missed(*_: Any) -> None:
+    def missed(*_: Any, **__: Any) -> None:
         raise Refusal("did not reach it")
 
     measured_before(monkeypatch)
@@ -389,7 +405,8 @@ def test_a_target_asks_for_the_time_to_it(monkeypatch: pytest.MonkeyPatch, capsy
     run = recipe("cartpole-a2c")
     exponents = dict.fromkeys(learning.FACTORS, 0.5)
     known = learning.Learning(300.0, 1e5, exponents, 2, of=learning.learned_by(run))
-    monkeypatch.setattr(learning, "measure", lambda *_: known)
+    monkeypatch.setattr(learning, "measure", lambda *_, **__: known)
+    monkeypatch.setattr(measure, "add_exchange", lambda *_: False)  # of shorter periods
     save(load(PROFILE), Path("target.json"))
     rows = planned(capsys, "--on", "target.json", "--target", "300")
     assert rows[0]["unit"] == "s to the target"

@@ -108,6 +108,17 @@ def test_a_centre_takes_no_core_from_the_replicas() -> None:
     assert (found.bottleneck, found.busy) == ("learner", 2)
 
 
+def test_an_exchange_with_another_period_must_be_measured_itself() -> None:
+    """Gossip publishes after each update, whatever its period."""
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2, strategy=strategy("push-gossip")(period=10))
+    profile = profile_of(run)
+    profile.exchange[exchange_key(strategy("push-gossip")(), 2)] = line(MILLISECOND)
+    with pytest.raises(NotMeasured, match="the exchange of push-gossip:10 among 2 replicas"):
+        predict(run, profile)
+    profile.exchange[exchange_key(run.strategy, 2)] = line(MILLISECOND / 2)
+    assert predict(run, profile).seconds["exchange"] == MILLISECOND / 2
+
+
 def test_the_slowest_stage_limits_a_pipeline() -> None:
     run = with_source(recipe("cartpole-impala"), actors=2, simulators=8)
     slow_learner = profile_of(run, cores=4, act=line(MILLISECOND), forward=line(20 * MILLISECOND))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from murmurate.mapping.candidates import Candidate
     from murmurate.mapping.profile import DeviceProfile
     from murmurate.mapping.search import Objective
+    from murmurate.strategies.interface import Strategy
     from murmurate.training.run import Run
 
 PROFILE = Path("runs") / "profile.json"
@@ -41,6 +42,11 @@ def add_verb(verbs: Any) -> None:
     )
     plan.add_argument("recipe", help="<world>-<algorithm>; see: murmurate list recipes")
     plan.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
+    plan.add_argument(
+        "--strategies",
+        metavar="NAME[:PERIOD],...",
+        help="those to compare, each with its H, tau or B (default: all-reduce,local-sgd,gala)",
+    )
     plan.add_argument("--profile", action="store_true", help="measure the costs, even if they are known")
     plan.add_argument(
         "--on", type=Path, help=f"profile of a machine, perhaps another one (default: {PROFILE})"
@@ -71,6 +77,7 @@ def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.mapping.assumed import assumption, check_cycles
+    from murmurate.mapping.candidates import named_strategies, strategies_of
     from murmurate.mapping.learning import check_returns
     from murmurate.mapping.pilot import pilot_run
     from murmurate.mapping.search import search
@@ -94,12 +101,14 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     check_cycles(run, options.hosts, options.check)
     if options.target is not None or objective == "time":
         check_returns(run)
+    shorter, names = objective == "time", options.strategies
+    strategies = strategies_of(run, shorter=shorter) if names is None else named_strategies(run, names)
     _check_outputs(options)
     with _alone():
-        profile = _profile(run, options, objective)
+        profile = _profile(run, options, objective, strategies)
     if (assumed := assumption(run)) is not None:
         _say(assumed)
-    candidates = search(run, profile, objective, options.hosts, _say)
+    candidates = search(run, profile, objective, options.hosts, _say, strategies)
     words = [_words(run, options.strategy, rest, each) for each in candidates]
     rates, failed = _measured_rates(candidates) if options.check else ({}, set())
     if options.page is not None:
@@ -213,9 +222,11 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> DeviceProfile:
-    """The profile of ``--on``, or this machine's, with the costs that the plan needs; what is measured is
-    saved at once.
+def _profile(
+    run: Run, options: argparse.Namespace, objective: Objective, strategies: Sequence[Strategy]
+) -> DeviceProfile:
+    """The profile of ``--on``, or this machine's, with the costs that a plan of these strategies needs; what
+    is measured is saved at once.
 
     Raises Refusal if the profile is of another machine and something would have to be measured or trained.
     """
@@ -238,7 +249,8 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
         )
     if here:
         device_types(run)  # what is not there is refused; a pilot's process would end with a traceback
-        exchange.check(run.strategy)
+        for each in strategies:
+            exchange.check(each)
     elif options.apply:
         raise Refusal(
             f"--apply trains here, and {path} is of another machine, with other cores. Give the command that "
@@ -258,7 +270,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
             raise Refusal(f"{path} cannot be written: {cause}. Name another file with --on.") from error
     if here:
         has_changed |= measure.add_variants(profile, run, _say, options.profile, lambda: _keep(profile, path))
-        for exchanging_run in runs_with_exchange(run, cores):
+        for exchanging_run in runs_with_exchange(run, cores, strategies):
             if measure.add_exchange(profile, exchanging_run, _say, options.profile):
                 _keep(profile, path)
                 has_changed = True
@@ -267,8 +279,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     costs = profile.recipes.get(key(run))
     if costs is None or options.target is None:
         return profile
-    known, wanted = costs.learning, (options.target, learning.learned_by(run))
-    if not options.profile and known is not None and (known.target, known.of) == wanted:
+    if not options.profile and learning.answers(costs.learning, run, options.target, strategies):
         return profile
     if not here:
         raise Refusal(
@@ -276,7 +287,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
             f"reaches {options.target:g}. Measure it there: murmurate plan {quoted(run.recipe)} --profile "
             f"--target {options.target:g} --on FILE."
         )
-    costs.learning = learning.measure(run, options.target, _say)
+    costs.learning = learning.measure(run, options.target, _say, strategies=strategies)
     profile.renew()
     _keep(profile, path)
     return profile

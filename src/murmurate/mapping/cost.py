@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
+from murmurate.mapping.periods import label, period_of
 from murmurate.mapping.primitives import (
     PRIMITIVES,
     Shape,
@@ -21,7 +21,7 @@ from murmurate.mapping.primitives import (
     records_of,
     shape_of,
 )
-from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
 from murmurate.mapping.variants import placed_on_cpu
 from murmurate.spec import Placement
 from murmurate.training.run import Run
@@ -156,13 +156,12 @@ def _exchange(run: Run, shape: Shape, costs: RecipeCosts, profile: DeviceProfile
     name = exchange_key(run.strategy, run.replicas)
     line = profile.exchange.get(name)
     if line is None:
-        raise NotMeasured(f"the exchange of {run.strategy.name} among {run.replicas} replicas")
+        raise NotMeasured(f"the exchange of {label(run.strategy)} among {run.replicas} replicas")
     whole = [(costs.parameters, float(run.learner.updates(1)))]
     vectors = costs.vectors or whole  # profiles before 2026-11-27 do not tell vectors apart
     for primitive, within in costs.vectors_within.items():
         vectors = vectors + [(size, shape.calls(primitive) * updates) for size, updates in within]
-    rounds = period_of(with_usual_period(run.strategy)) / period_of(run.strategy)  # for each measured one
-    return rounds * sum(updates * line.seconds(size) for size, updates in vectors)
+    return sum(updates * line.seconds(size) for size, updates in vectors)
 
 
 def _descheduled(run: Run, threads: int, cores: int) -> float:
@@ -185,11 +184,6 @@ def _waiting(run: Run, deviation: float) -> float:
 def _batches_of_a_round(run: Run) -> float:
     """Number of batches of a replica between two exchanges of its strategy, at least 1."""
     return max(1.0, period_of(run.strategy) / run.learner.updates(1))
-
-
-def period_of(strategy: Any) -> int:
-    """Number of updates of a replica between two exchanges of ``strategy``."""
-    return max(1, getattr(strategy, "period", 1))
 
 
 def _expected_maximum(count: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import Any
@@ -13,13 +14,14 @@ from murmurate.fabric.interface import Fabric
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.launch.together import run_together
 from murmurate.mapping.lines import Line, fit
+from murmurate.mapping.periods import period_of
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
 SIZES = (10_000, 300_000, 1_500_000)  # parameters
 _LEAST_SHARE, _LEAST_SECONDS = 0.25, 1e-9  # of a window: relative to the median of its size, and at all
-_WINDOWS, _CALLS, _WARM_UP_CALLS = 6, 100, 20  # calls: a multiple of the usual averaging periods
+_WINDOWS, _CALLS, _WARM_UP_CALLS = 6, 100, 20  # calls: at least, for whole periods
 
 
 class _Parameters(nn.Module):
@@ -67,10 +69,11 @@ def _work(fabric: Fabric, strategy: Strategy, replicas: int, size: int) -> list[
         return None
     alone = Replica("alone", _Parameters(size), _sgd)
     _seconds(lambda: replica.exchange(replica), _WARM_UP_CALLS)
-    times = []
+    period, times = period_of(strategy), []
+    calls = math.ceil(_CALLS / period) * period
     for _ in range(_WINDOWS):
-        exchanging = _seconds(lambda: replica.exchange(replica), _CALLS)
-        times.append(exchanging - _seconds(alone.update, _CALLS))
+        exchanging = _seconds(lambda: replica.exchange(replica), calls)
+        times.append(exchanging - _seconds(alone.update, calls))
     done.publish(torch.ones(1, dtype=torch.int64))
     return times
 
