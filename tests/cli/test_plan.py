@@ -17,14 +17,15 @@ import pytest
 from murmurate.cli import plan
 from murmurate.cli.main import main
 from murmurate.cli.options import change
-from murmurate.cli.plan import PROFILE, _words, advice, command, machine
+from murmurate.cli.plan import PROFILE, _words, command, machine
 from murmurate.errors import Refusal, RunFailed
-from murmurate.mapping import exchange, learning, measure, rounds, search
+from murmurate.mapping import exchange, learning, link, measure, rounds, search
+from murmurate.mapping.advice import advice
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot
-from murmurate.mapping.profile import DeviceProfile, key, load, save
+from murmurate.mapping.profile import DeviceProfile, Link, key, load, save
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
 from murmurate.strategies.interface import Strategy
@@ -206,6 +207,7 @@ def test_more_hosts_go_through_a_simulated_network(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("murmurate.mapping.hosts._UPDATES", 10)
     rows = planned(capsys, "--hosts", "2", "--simulators", "4")
     assert all("--replicas" in row["name"] for row in rows)
+    assert all(any("network is a guess" in sentence for sentence in row["advice"]) for row in rows)
     assert rows[0]["predicted"] > 0
 
 
@@ -380,6 +382,23 @@ def test_of_two_plans_in_a_folder_the_second_waits_and_keeps_the_costs_of_the_fi
         assert load(path).recipes.keys() == {"theirs", key(recipe("cartpole-a2c"))}
 
 
+def test_the_first_host_keeps_the_link_to_the_other_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    words = ["plan", "cartpole-a2c", "--link", "--on", "linked.json"]
+    assert main(words) == 2
+    assert "Give this on both" in capsys.readouterr().err
+    save(load(PROFILE), Path("linked.json"))
+    monkeypatch.setattr(link, "measure", lambda: None)  # at the other host
+    assert main(words) == 0
+    assert load(Path("linked.json")) == load(PROFILE)
+    monkeypatch.setattr(link, "measure", lambda: Link(5e-5, 1.25e9))
+    assert main(words) == 0
+    assert "network: 50 us + bytes / 1.25 GB/s; the profile is linked.json" in capsys.readouterr().err
+    kept = load(Path("linked.json"))
+    assert (kept.links, kept.recipes) == ({"network": Link(5e-5, 1.25e9)}, load(PROFILE).recipes)
+
+
 def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -507,5 +526,5 @@ def test_the_table_names_all_hosts() -> None:
 def test_the_assumed_network_is_named_for_several_hosts_alone() -> None:
     run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
     for hosts, expected in ((1, 0), (2, 1)):
-        sentences = advice([candidate(run)], DeviceProfile(2), hosts)
+        sentences = advice(candidate(run), DeviceProfile(2), hosts)
         assert sum("network is a guess" in sentence for sentence in sentences) == expected

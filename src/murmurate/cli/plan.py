@@ -63,6 +63,7 @@ def add_verb(verbs: Any) -> None:
     )
     plan.add_argument("--watts", type=number_argument(PositiveFloat), help="power of a busy core")
     option(plan, "--hosts", number_argument(PositiveInt), 1, "number of equal hosts")
+    plan.add_argument("--link", action="store_true", help="measure the network between two hosts")
     plan.add_argument("--check", action="store_true", help="run the best few configurations, and compare")
     plan.add_argument("--apply", action="store_true", help="train with the best configuration")
     plan.add_argument("--out", type=Path, help="run folder of --apply")
@@ -76,12 +77,15 @@ def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.mapping.advice import advice
     from murmurate.mapping.assumed import assumption, check_cycles
     from murmurate.mapping.candidates import named_strategies, strategies_of
     from murmurate.mapping.learning import check_returns
     from murmurate.mapping.pilot import pilot_run
     from murmurate.mapping.search import search
 
+    if options.link:
+        return _measure_link(options.on or PROFILE)
     for verb, does in (("check", "runs configurations"), ("apply", "trains")):
         if options.hosts > 1 and getattr(options, verb):
             raise Refusal(f"--{verb} {does} on this host, and the plan is for several. Leave out --hosts.")
@@ -124,7 +128,9 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             best = _fastest(candidates, rates)
     if options.json:
         rows = [
-            each.plain() | {"changes": own, "measured": rates.get(each.name)}
+            each.plain()
+            | {"changes": own, "measured": rates.get(each.name)}
+            | {"advice": advice(each, profile, options.hosts)}
             for each, own in zip(candidates, words, strict=True)
         ]
         print(json.dumps(rows))
@@ -135,7 +141,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             which = "the fastest that was run"
         which += ", on each host" * (options.hosts > 1)
         print(f"Train with {which}: {command(run, best, words[candidates.index(best)], options.hosts)}")
-        for sentence in advice(candidates, profile, options.hosts):
+        for sentence in advice(best, profile, options.hosts):
             print(sentence)
     return _apply(best, options) if options.apply else 0
 
@@ -200,10 +206,26 @@ def _say(line: str) -> None:
 
 
 def _keep(profile: DeviceProfile, path: Path) -> None:
+    """Write the profile. Raises Refusal if it cannot be written."""
     from murmurate.mapping.profile import save
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(profile, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(profile, path)
+    except OSError as error:
+        raise Refusal(f"{path} cannot be written: {cause_of(error)}. Name another file with --on.") from error
+
+
+def _measure_link(path: Path) -> int:
+    """Measure the network between two hosts, of which this is one; the first keeps it in its profile."""
+    from murmurate.mapping.link import measure, profile_with
+
+    if (link := measure()) is not None:
+        with _alone():
+            _keep(profile_with(link, path), path)
+        rate = f"{link.bytes_per_second / 1e9:.3g} GB/s"
+        _say(f"network: {1e6 * link.latency_seconds:.0f} us + bytes / {rate}; the profile is {path}")
+    return 0
 
 
 @contextlib.contextmanager
@@ -263,11 +285,7 @@ def _profile(
     if here and (objective != "time" or options.target is None):  # a target is measured below
         check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
     if is_new or (here and options.profile):  # before anything is measured, which could not be kept
-        try:
-            _keep(profile, path)
-        except OSError as error:
-            cause = cause_of(error)
-            raise Refusal(f"{path} cannot be written: {cause}. Name another file with --on.") from error
+        _keep(profile, path)
     if here:
         has_changed |= measure.add_variants(profile, run, _say, options.profile, lambda: _keep(profile, path))
         for exchanging_run in runs_with_exchange(run, cores, strategies):
@@ -365,20 +383,6 @@ def machine(cores: int, hosts: int) -> str:
     """What a plan is for, in words. cores: of each host."""
     each = "1 core" if cores == 1 else f"{cores} cores"
     return each if hosts == 1 else f"{hosts} hosts of {each} each"
-
-
-def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int = 1) -> list[str]:
-    """What would make the plan, or the run, better."""
-    sentences = []
-    best, cores = candidates[0].prediction, hosts * profile.cores
-    # several threads count as busy for a whole batch, though much of it has one
-    is_one_thread = candidates[0].run.placement.threads == 1
-    if best.bottleneck == "cores" or (is_one_thread and best.busy > 0.9 * cores):
-        kept = "the only core" if cores == 1 else f"all {cores} cores"
-        sentences.append(f"The run keeps {kept} busy: more cores would make it faster.")
-    if hosts > 1 and "network" not in profile.links:
-        sentences.append("The network is a guess: put its latency and bandwidth in the profile's links.")
-    return sentences
 
 
 def _apply(best: Candidate, options: argparse.Namespace) -> int:

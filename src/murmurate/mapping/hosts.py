@@ -16,7 +16,7 @@ from murmurate.mapping.candidates import Candidate, strategies_of
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.periods import label, period_of
 from murmurate.mapping.pilot import in_one_process, steady
-from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.mapping.profile import NETWORK, DeviceProfile, key
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.spec import Placement
@@ -42,7 +42,7 @@ def on_hosts(
     has no strategy yet: it gets each of ``strategies`` (() for those of ``strategies_of``). Left out
     are strategies that need shared memory, and what cannot be simulated, or fails there.
     """
-    link = profile.links.get("network")
+    link = profile.links.get(NETWORK)
     network = "latency=1e-4,bandwidth=1e9"
     if link is not None:
         network = f"latency={link.latency_seconds:g},bandwidth={link.bytes_per_second:g}"

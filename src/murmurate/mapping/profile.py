@@ -21,6 +21,7 @@ from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
 
 FORMAT = 1
+NETWORK = "network"  # name of the link between hosts
 _REMEDY = "Measure it there: murmurate plan RECIPE --profile --on FILE."
 
 
