@@ -18,7 +18,7 @@ from murmurate.mapping.pilot import Pilot, pilot_run, steady
 from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
 from murmurate.mapping.profile import DeviceProfile, exchange_key, key
 from murmurate.recipes import recipe
-from murmurate.strategies import strategy
+from murmurate.strategies import strategies, strategy
 from murmurate.training.run import Run
 
 SILENT = print
@@ -116,6 +116,15 @@ def test_a_pilot_is_measured_until_two_rounds_agree(
     assert len(said) == len(times) + 2 * (len(measured.pilots) - 1)
     measure.add_costs(DeviceProfile(2), measured, "it", said.append)
     assert any("1 of 5 pilots took different times in all rounds" in line for line in said) == warned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(strategies().keys() - {"solo"}))
+def test_the_exchange_of_every_strategy_can_be_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "SIZES", (1_000, 10_000))
+    line = exchange.measure(strategy(name)(), 2)
+    assert line.sizes == (1_000, 10_000)
+    assert line.seconds(10_000) > 0
 
 
 @pytest.mark.parametrize(("period", "calls"), [(1, 100), (7, 105), (300, 300)])

@@ -45,7 +45,7 @@ def add_verb(verbs: Any) -> None:
     plan.add_argument(
         "--strategies",
         metavar="NAME[:PERIOD],...",
-        help="those to compare, each with its H, tau or B (default: all-reduce,local-sgd,gala)",
+        help="strategies to compare, each with H, tau or B (default: all-reduce,local-sgd,gala)",
     )
     plan.add_argument("--profile", action="store_true", help="measure the costs, even if they are known")
     plan.add_argument(
