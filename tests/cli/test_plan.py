@@ -17,14 +17,15 @@ import pytest
 from murmurate.cli import plan
 from murmurate.cli.main import main
 from murmurate.cli.options import change
-from murmurate.cli.plan import PROFILE, _words, advice, command, machine
+from murmurate.cli.plan import PROFILE, _words, command, machine
 from murmurate.errors import Refusal, RunFailed
-from murmurate.mapping import exchange, learning, measure, rounds, search
+from murmurate.mapping import exchange, learning, link, measure, rounds, search
+from murmurate.mapping.advice import advice
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot
-from murmurate.mapping.profile import DeviceProfile, key, load, save
+from murmurate.mapping.profile import DeviceProfile, Link, key, load, save
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
 from murmurate.strategies.interface import Strategy
@@ -119,6 +120,22 @@ def test_own_options_are_part_of_the_command_and_a_new_profile_may_be_anywhere(
     assert "--profile --on FILE" in capsys.readouterr().err
 
 
+def test_named_strategies_are_measured_and_compared(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    costs, asked = load(PROFILE), list[Strategy]()
+    line = next(iter(costs.exchange.values()))
+    monkeypatch.setattr(exchange, "measure", lambda strategy, replicas: asked.append(strategy) or line)
+    save(costs, Path("named.json"))
+    rows = planned(capsys, "--on", "named.json", "--strategies", "local-sgd:20,gala")
+    assert asked, "the profile has the usual period's"
+    assert all(each == strategy("local-sgd")(period=20) for each in asked)
+    assert {tuple(row["changes"][1:4]) for row in rows if row["name"].startswith("--strategy")} == {
+        ("local-sgd", "--strategy.period", "20"),
+        ("gala", "--replicas", "2"),
+    }
+    assert main(["plan", "cartpole-a2c", "--strategies", "gala:20"]) == 2
+    assert "gala has no period" in capsys.readouterr().err
+
+
 def test_a_second_plan_measures_nothing(folder: Path, capsys: Capture) -> None:
     before = (folder / "runs" / "profile.json").read_bytes()
     assert main(["plan", "cartpole-a2c", "--json"]) == 0
@@ -206,6 +223,7 @@ def test_more_hosts_go_through_a_simulated_network(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("murmurate.mapping.hosts._UPDATES", 10)
     rows = planned(capsys, "--hosts", "2", "--simulators", "4")
     assert all("--replicas" in row["name"] for row in rows)
+    assert all(any("network is a guess" in sentence for sentence in row["advice"]) for row in rows)
     assert rows[0]["predicted"] > 0
 
 
@@ -338,7 +356,7 @@ def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
 
 
 def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missed(*_: Any) -> None:
+    def missed(*_: Any, **__: Any) -> None:
         raise Refusal("did not reach it")
 
     measured_before(monkeypatch)
@@ -380,6 +398,23 @@ def test_of_two_plans_in_a_folder_the_second_waits_and_keeps_the_costs_of_the_fi
         assert load(path).recipes.keys() == {"theirs", key(recipe("cartpole-a2c"))}
 
 
+def test_the_first_host_keeps_the_link_to_the_other_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    words = ["plan", "cartpole-a2c", "--link", "--on", "linked.json"]
+    assert main(words) == 2
+    assert "Give this on both" in capsys.readouterr().err
+    save(load(PROFILE), Path("linked.json"))
+    monkeypatch.setattr(link, "measure", lambda: None)  # at the other host
+    assert main(words) == 0
+    assert load(Path("linked.json")) == load(PROFILE)
+    monkeypatch.setattr(link, "measure", lambda: Link(5e-5, 1.25e9))
+    assert main(words) == 0
+    assert "network: 50 us + bytes / 1.25 GB/s; the profile is linked.json" in capsys.readouterr().err
+    kept = load(Path("linked.json"))
+    assert (kept.links, kept.recipes) == ({"network": Link(5e-5, 1.25e9)}, load(PROFILE).recipes)
+
+
 def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -405,7 +440,8 @@ def test_a_target_asks_for_the_time_to_it(monkeypatch: pytest.MonkeyPatch, capsy
     run = recipe("cartpole-a2c")
     exponents = dict.fromkeys(learning.FACTORS, 0.5)
     known = learning.Learning(300.0, 1e5, exponents, 2, of=learning.learned_by(run))
-    monkeypatch.setattr(learning, "measure", lambda *_: known)
+    monkeypatch.setattr(learning, "measure", lambda *_, **__: known)
+    monkeypatch.setattr(measure, "add_exchange", lambda *_: False)  # of shorter periods
     save(load(PROFILE), Path("target.json"))
     rows = planned(capsys, "--on", "target.json", "--target", "300")
     assert rows[0]["unit"] == "s to the target"
@@ -506,5 +542,5 @@ def test_the_table_names_all_hosts() -> None:
 def test_the_assumed_network_is_named_for_several_hosts_alone() -> None:
     run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
     for hosts, expected in ((1, 0), (2, 1)):
-        sentences = advice([candidate(run)], DeviceProfile(2), hosts)
+        sentences = advice(candidate(run), DeviceProfile(2), hosts)
         assert sum("network is a guess" in sentence for sentence in sentences) == expected

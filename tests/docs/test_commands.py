@@ -18,6 +18,7 @@ from murmurate.cli.search import search_space
 from murmurate.cli.topics import _with_full_names as full_names
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.mapping.candidates import named_strategies
 from murmurate.recipes import recipe
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategy
@@ -59,7 +60,10 @@ def resolved(words: Sequence[str]) -> None:
             run = recipe(options.recipe)
             if options.strategy is not None:
                 run = dataclasses.replace(run, strategy=strategy(options.strategy)())
-            change(run, rest, "plan").validate()
+            run = change(run, rest, "plan")
+            run.validate()
+            if options.strategies is not None:
+                named_strategies(run, options.strategies)
         case "resume":
             change(recipe("corpus-lda" if "--world.path" in rest else "cartpole-a2c"), rest, "resume")
         case "bench":

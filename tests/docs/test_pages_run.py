@@ -118,8 +118,10 @@ def test_start(tmp_path: Path) -> None:
 def test_a_page_of_commands(page: str, tmp_path: Path) -> None:
     found = wanted(page)
     assert found
+    bin_folder(tmp_path)
     for line in found:
-        printed = run(line, tmp_path)
+        two_hosts = line.startswith("torchrun --nnodes 2")
+        printed = on_two_hosts(line, tmp_path) if two_hosts else run(line, tmp_path)
         if line.startswith("murmurate simulate") and "straggler" in line and "--replicas 8" in line:
             check_figures(page, line, printed)
     files = {"tuning": "runs/study/report.html", "plan": "plan.html"}
@@ -175,9 +177,8 @@ def test_stop_and_resume(tmp_path: Path) -> None:
 def test_several_hosts(tmp_path: Path) -> None:
     """As the page advises: each command twice on this host, with the endpoint there."""
     (secret, of_run, of_script) = wanted("how-to/several-hosts")
-    variables = environment() | {"MURMURATE_SECRET": run(secret, tmp_path).strip()}
+    secret = run(secret, tmp_path).strip()
     bin_folder(tmp_path)
-    variables["PATH"] = f"{tmp_path / 'bin'}:{variables['PATH']}"
     (tmp_path / "replicated.py").write_text(
         "import murmurate\n"
         "def main(replicator):\n    return float(replicator.sum(1.0))\n"
@@ -185,22 +186,31 @@ def test_several_hosts(tmp_path: Path) -> None:
     )
     printed = ""
     for command in (of_run, of_script):
-        with socket.create_server(("", 0)) as server:
-            endpoint = f"localhost:{server.getsockname()[1]}"
-        line = command.replace("host-a:29400", endpoint).replace("/shared/", f"{tmp_path}/")
-        assert line != command
-        both = [
-            subprocess.Popen(
-                ["bash", "-c", line],
-                env=variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-            for _ in range(2)
-        ]  # fmt: skip
-        for process in both:
-            printed, errors = process.communicate(timeout=1000)
-            assert process.returncode == 0, errors
+        printed = on_two_hosts(command, tmp_path, MURMURATE_SECRET=secret)
     assert '"replicas": 4' in (tmp_path / "runs/first/summary.json").read_text()
     assert "[4.0, 4.0, 4.0, 4.0]" in printed
+
+
+def on_two_hosts(command: str, folder: Path, **more: str) -> str:
+    """Run ``command`` twice on this host, with the endpoint there and the programs of ``bin_folder``; returns
+    what the second one printed."""
+    with socket.create_server(("", 0)) as server:
+        endpoint = f"localhost:{server.getsockname()[1]}"
+    line = command.replace("host-a:29400", endpoint).replace("/shared/", f"{folder}/")
+    assert line != command
+    variables = environment() | more
+    variables["PATH"] = f"{folder / 'bin'}:{variables['PATH']}"
+    both = [
+        subprocess.Popen(
+            ["bash", "-c", line],
+            env=variables, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in both:
+        printed, errors = process.communicate(timeout=1000)
+        assert process.returncode == 0, errors
+    return printed
 
 
 def bin_folder(folder: Path) -> None:

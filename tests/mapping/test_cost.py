@@ -98,6 +98,27 @@ def test_an_exchange_that_was_measured_on_shared_cores_shares_them_once() -> Non
     assert predict(run, profile).updates_per_second == pytest.approx(4 / (26 * MILLISECOND))
 
 
+def test_a_centre_takes_no_core_from_the_replicas() -> None:
+    """Idle it takes less than 8% of a core; what it answers is measured with the exchange."""
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2, strategy=strategy("elastic")())
+    profile = profile_of(run, cores=2, busy=1.5, forward=line(10 * MILLISECOND))
+    profile.exchange[exchange_key(run.strategy, 2)] = line(3 * MILLISECOND)
+    found = predict(run, profile)
+    assert found.updates_per_second == pytest.approx(2 / (18 * MILLISECOND))
+    assert (found.bottleneck, found.busy) == ("learner", 2)
+
+
+def test_an_exchange_with_another_period_must_be_measured_itself() -> None:
+    """Gossip publishes after each update, whatever its period."""
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2, strategy=strategy("push-gossip")(period=10))
+    profile = profile_of(run)
+    profile.exchange[exchange_key(strategy("push-gossip")(), 2)] = line(MILLISECOND)
+    with pytest.raises(NotMeasured, match="the exchange of push-gossip:10 among 2 replicas"):
+        predict(run, profile)
+    profile.exchange[exchange_key(run.strategy, 2)] = line(MILLISECOND / 2)
+    assert predict(run, profile).seconds["exchange"] == MILLISECOND / 2
+
+
 def test_the_slowest_stage_limits_a_pipeline() -> None:
     run = with_source(recipe("cartpole-impala"), actors=2, simulators=8)
     slow_learner = profile_of(run, cores=4, act=line(MILLISECOND), forward=line(20 * MILLISECOND))

@@ -9,12 +9,15 @@ import pytest
 from murmurate.errors import Refusal, RunFailed
 from murmurate.mapping import learning, variants
 from murmurate.mapping.learning import (
-    FACTORS,
+    Learning,
     Training,
+    answers,
+    differences,
     env_steps_to_target,
     factor_pairs,
     factors,
     learned_by,
+    unknown_factors,
 )
 from murmurate.mapping.variants import in_precision
 from murmurate.recipes import recipe
@@ -22,8 +25,8 @@ from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
 RULE = {"replicas": 0.5, "simulators": -0.25, "batch": 0.3, "period": 0.1, "asynchrony": 0.7}
-RULE["precision"] = -0.2
-RECIPES = ("cartpole-a2c", "cartpole-gala", "cartpole-dqn", "cartpole-spo-dqn")
+RULE |= {"precision": -0.2, "strategy (elastic)": 0.4, "strategy (dpsgd)": -0.6}
+RECIPES = ("cartpole-a2c", "cartpole-gala", "cartpole-dqn", "cartpole-spo-dqn", "cartpole-hsa2c")
 
 
 def silent(line: str) -> None:
@@ -42,8 +45,7 @@ def test_each_pair_differs_in_its_factor_alone(name: str) -> None:
     pairs = list(factor_pairs(recipe(name)))
     assert {"replicas", "simulators", "period", "asynchrony"} <= {factor for factor, _, _ in pairs}
     for factor, before, after in pairs:
-        own, changed = factors(before), factors(after)
-        assert [each for each in FACTORS if own[each] != changed[each]] == [factor]
+        assert [*differences(after, before)] == [factor]
 
 
 def test_the_effect_of_a_precision_is_tried_where_the_device_is_faster_in_it(
@@ -67,9 +69,41 @@ def test_a_power_law_is_found_again(name: str, monkeypatch: pytest.MonkeyPatch) 
     found = learning.measure(run, 100.0, silent)
     assert found.exponents == pytest.approx({factor: RULE[factor] for factor in found.exponents})
     assert (found.unfinished, found.missed, found.of) == (0, [], learned_by(run))
-    for chosen in ("all-reduce", "local-sgd", "gala"):
+    for chosen in (*("all-reduce", "local-sgd", "gala"), run.strategy.name):
         other = dataclasses.replace(run, replicas=4, strategy=strategy(chosen)())
         assert env_steps_to_target(other, run, found) == pytest.approx(rule_of(other))
+
+
+@pytest.mark.parametrize("name", ["cartpole-a2c", "cartpole-hsa2c"])
+def test_a_strategy_of_another_kind_is_trained_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = set[str]()
+
+    def ruled(run: Run, target: float, seed: int) -> Training:
+        trained.add(run.strategy.name)
+        return Training(rule_of(run), 1.0, True)
+
+    monkeypatch.setattr(learning, "to_target", ruled)
+    run, said = recipe(name), list[str]()
+    elastic, dpsgd = strategy("elastic")(period=40), strategy("dpsgd")(local_updates=5)
+    found = learning.measure(run, 100.0, said.append, strategies=[elastic, dpsgd])
+    assert trained == {"all-reduce", "local-sgd", "gala", "elastic", "dpsgd"}
+    assert "strategy (elastic): 1.32 times as many env steps" in said
+    for each in (elastic, dpsgd, strategy("local-sgd")()):
+        other = dataclasses.replace(run, replicas=8, strategy=each)
+        assert env_steps_to_target(other, run, found) == pytest.approx(rule_of(other))
+
+
+def test_a_strategy_that_was_not_trained_is_unknown() -> None:
+    run = recipe("cartpole-a2c")
+    known = Learning(100.0, 1e5, {"period": 0.1}, 4, missed=["strategy (dpsgd)"], of=learned_by(run))
+    elastic, dpsgd = strategy("elastic")(), strategy("dpsgd")()
+    assert not answers(None, run, 100.0, [])
+    assert not answers(known, run, 200.0, [])
+    assert answers(known, run, 100.0, [run.strategy, strategy("local-sgd")(period=50), dpsgd])
+    assert not answers(known, run, 100.0, [elastic])
+    two = [dataclasses.replace(run, replicas=2, strategy=each) for each in (elastic, dpsgd)]
+    unknown = [set(unknown_factors(each, run, known)) for each in two]
+    assert unknown == [{"strategy (elastic)"}, {"strategy (dpsgd)"}]
 
 
 def test_a_run_that_misses_the_target_gives_no_exponent(monkeypatch: pytest.MonkeyPatch) -> None:

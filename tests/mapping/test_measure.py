@@ -10,6 +10,7 @@ import pytest
 
 from murmurate.cli.options import change
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.mapping import check, exchange, measure, pilot, rounds
 from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
@@ -17,6 +18,7 @@ from murmurate.mapping.pilot import Pilot, pilot_run, steady
 from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
 from murmurate.mapping.profile import DeviceProfile, exchange_key, key
 from murmurate.recipes import recipe
+from murmurate.strategies import strategies, strategy
 from murmurate.training.run import Run
 
 SILENT = print
@@ -114,6 +116,26 @@ def test_a_pilot_is_measured_until_two_rounds_agree(
     assert len(said) == len(times) + 2 * (len(measured.pilots) - 1)
     measure.add_costs(DeviceProfile(2), measured, "it", said.append)
     assert any("1 of 5 pilots took different times in all rounds" in line for line in said) == warned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(strategies().keys() - {"solo"}))
+def test_the_exchange_of_every_strategy_can_be_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "SIZES", (1_000, 10_000))
+    line = exchange.measure(strategy(name)(), 2)
+    assert line.sizes == (1_000, 10_000)
+    assert line.seconds(10_000) > 0
+
+
+@pytest.mark.parametrize(("period", "calls"), [(1, 100), (7, 105), (300, 300)])
+def test_an_exchange_is_timed_over_whole_periods(
+    period: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[int] = []
+    monkeypatch.setattr(exchange, "_seconds", lambda function, count: timed.append(count) or 1e-3)
+    local = strategy("local-sgd")(period=period)
+    SimulatedFabric(1, seed=0).run([lambda fabric: exchange._at_replicas(fabric, local, 1, 10, exchange._extra_seconds)])
+    assert {*timed[1:]} == {calls}  # after those that warm up
 
 
 def counted(seconds: float) -> Pilot:

@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
+from murmurate.cli.options import change
 from murmurate.errors import Refusal
 from murmurate.mapping import search as searching
-from murmurate.mapping.candidates import Candidate, candidates, changes, runs_with_exchange
+from murmurate.mapping.candidates import (
+    Candidate,
+    candidates,
+    changes,
+    named_strategies,
+    runs_with_exchange,
+    strategies_of,
+)
 from murmurate.mapping.cost import predict
 from murmurate.mapping.hosts import compute_model, on_hosts
 from murmurate.mapping.learning import Learning, learned_by
@@ -38,7 +46,7 @@ def flat(a: float) -> Line:
 
 
 def profile_of(run: Run, cores: int = 2, deviation: float = 0.0, **seconds: float) -> DeviceProfile:
-    """In which an exchange takes 1 ms, and every primitive that is not given nothing."""
+    """In which an exchange of the usual period takes 1 ms, and every primitive that is not given nothing."""
     lines = {name: flat(seconds.get(name, 0.0)) for name in PRIMITIVES}
     costs = RecipeCosts(lines, dict.fromkeys(PRIMITIVES, 1.0), deviation, 1000)
     profile = DeviceProfile(cores, recipes={key(run): costs}, links={"network": FAST})
@@ -280,6 +288,9 @@ def test_shorter_periods_are_considered_where_time_is_the_objective_and_their_ef
     profile = profile_of(run, forward=5e-3)
     learning = Learning(300.0, 1e5, {"period": 0.5, "replicas": 0.0}, 12, of=learned_by(run))
     profile.recipes[key(run)].learning = learning
+    for each in runs_with_exchange(run, 2, strategies_of(run, shorter=True)):
+        milliseconds = {5: 2.0, 2: 5.0}.get(getattr(each.strategy, "period", 1), 1.0)
+        profile.exchange[exchange_key(each.strategy, 2)] = flat(1e-3 * milliseconds)
     found = {each.name: each for each in search(run, profile, "time")}
     whole, half, quarter = (
         found["--strategy local-sgd" + period + " --replicas 2"]
@@ -296,8 +307,72 @@ def test_shorter_periods_are_considered_where_time_is_the_objective_and_their_ef
         "1",
     ]
     del learning.exponents["period"]
+    learning.missed = ["period"]
     assert not any("period" in each.name for each in search(run, profile, "time"))
     assert not any("period" in each.name for each in search(run, profile))
+
+
+def test_named_strategies_take_the_place_of_the_usual_ones() -> None:
+    run = recipe("cartpole-a2c")
+    strategies = named_strategies(run, "local-sgd:5,dpsgd:20,elastic, gala")
+    profile = profile_of(run, forward=1e-2)
+    profile.exchange.clear()
+    for number, each in enumerate(runs_with_exchange(run, 2, strategies), start=1):
+        profile.exchange[exchange_key(each.strategy, 2)] = flat(1e-3 * number)
+    two = [each for each in search(run, profile, strategies=strategies) if each.run.replicas == 2]
+    exchange = {
+        " ".join(each.changes[: each.changes.index("--replicas")]): each.prediction.seconds["exchange"]
+        for each in two
+        if "--simulators" not in each.changes and "--double-buffer" not in each.changes
+    }
+    assert exchange.keys() == {
+        "",  # the run's own, all-reduce
+        "--strategy local-sgd --strategy.period 5",
+        "--strategy dpsgd --strategy.local-updates 20",
+        "--strategy elastic",
+        "--strategy gala",
+    }
+    assert len({*exchange.values()}) == 5, "each has its own cost"
+    for each in two:
+        assert change(_with_strategy(run, each.changes), _own_options(each.changes), "") == each.run
+
+
+def _with_strategy(run: Run, words: list[str]) -> Run:
+    return dataclasses.replace(run, strategy=strategy(words[1])()) if words[0] == "--strategy" else run
+
+
+def _own_options(words: list[str]) -> list[str]:
+    return words[2:] if words[0] == "--strategy" else words
+
+
+def test_a_named_strategy_of_the_runs_own_name_keeps_its_settings() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("local-sgd")(outer_learning_rate=0.7))
+    found = named_strategies(run, "local-sgd,local-sgd:50,local-sgd:50")
+    assert found == [strategy("local-sgd")(outer_learning_rate=0.7, period=period) for period in (10, 50)]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("gala:5", "gala has no period"),
+        ("dpsgd:B", "a whole number, as in dpsgd:20"),
+        ("elastic:0", "period"),
+        ("gal", "gala"),
+        ("gala,", "list strategies"),
+        ("solo", "solo trains one replica"),
+    ],
+)
+def test_a_strategy_that_cannot_be_considered_is_refused(names: str, said: str) -> None:
+    with pytest.raises(Refusal, match=said):
+        named_strategies(recipe("cartpole-a2c"), names)
+
+
+@pytest.mark.usefixtures("one_simulated")
+def test_each_named_strategy_is_tried_on_several_hosts() -> None:
+    run = recipe("cartpole-a2c")
+    strategies = named_strategies(run, "elastic:5,push-gossip")
+    found = search(run, profile_of(run, cores=1, forward=1e-2), hosts=2, strategies=strategies)
+    assert {each.run.strategy.name for each in found} == {"all-reduce", "elastic", "push-gossip"}
 
 
 def test_the_page_is_utf_8_in_every_locale(tmp_path: Path) -> None:

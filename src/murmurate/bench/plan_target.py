@@ -18,7 +18,7 @@ from murmurate.bench._result import Log, spread
 from murmurate.errors import Refusal
 from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
-from murmurate.mapping.candidates import Candidate, runs_with_exchange
+from murmurate.mapping.candidates import Candidate, runs_with_exchange, strategies_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.search import UNCHANGED, search
 from murmurate.ranges import AnyFloat, PositiveInt
@@ -154,7 +154,7 @@ def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> tuple
     called ``UNCHANGED``; and how many runs missed the target."""
     costs.add_variants(profile, run, log)
     measured = profile.recipes[key(run)]
-    for exchanging_run in runs_with_exchange(run, profile.cores):
+    for exchanging_run in runs_with_exchange(run, profile.cores, strategies_of(run, shorter=True)):
         costs.add_exchange(profile, exchanging_run, log)
     measured.learning = learning.measure(run, target, log, _PLAN_SEEDS)
     return search(run, profile, "time"), measured.learning.unfinished

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from murmurate.mapping.candidates import Candidate
     from murmurate.mapping.profile import DeviceProfile
     from murmurate.mapping.search import Objective
+    from murmurate.strategies.interface import Strategy
     from murmurate.training.run import Run
 
 PROFILE = Path("runs") / "profile.json"
@@ -41,6 +42,11 @@ def add_verb(verbs: Any) -> None:
     )
     plan.add_argument("recipe", help="<world>-<algorithm>; see: murmurate list recipes")
     plan.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
+    plan.add_argument(
+        "--strategies",
+        metavar="NAME[:PERIOD],...",
+        help="strategies to compare, each with H, tau or B (default: all-reduce,local-sgd,gala)",
+    )
     plan.add_argument("--profile", action="store_true", help="measure the costs, even if they are known")
     plan.add_argument(
         "--on", type=Path, help=f"profile of a machine, perhaps another one (default: {PROFILE})"
@@ -57,6 +63,7 @@ def add_verb(verbs: Any) -> None:
     )
     plan.add_argument("--watts", type=number_argument(PositiveFloat), help="power of a busy core")
     option(plan, "--hosts", number_argument(PositiveInt), 1, "number of equal hosts")
+    plan.add_argument("--link", action="store_true", help="measure the network between two hosts")
     plan.add_argument("--check", action="store_true", help="run the best few configurations, and compare")
     plan.add_argument("--apply", action="store_true", help="train with the best configuration")
     plan.add_argument("--out", type=Path, help="run folder of --apply")
@@ -70,12 +77,15 @@ def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.launch import launcher
+    from murmurate.mapping.advice import advice
     from murmurate.mapping.assumed import assumption, check_cycles
+    from murmurate.mapping.candidates import named_strategies, strategies_of
     from murmurate.mapping.learning import check_returns
     from murmurate.mapping.pilot import pilot_run
     from murmurate.mapping.search import search
 
+    if options.link:
+        return _measure_link(options.on or PROFILE)
     for verb, does in (("check", "runs configurations"), ("apply", "trains")):
         if options.hosts > 1 and getattr(options, verb):
             raise Refusal(f"--{verb} {does} on this host, and the plan is for several. Leave out --hosts.")
@@ -91,21 +101,18 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
     run = changed(recipe_run(options), options, rest, f"murmurate train {quoted(options.recipe)}")
     run.validate()
-    if launcher(run.launcher).one_process:
-        raise Refusal(
-            f"a plan is of replicas that compute at the same time, and those of the {run.launcher} launcher "
-            "do not: leave out --launcher."
-        )
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
     check_cycles(run, options.hosts, options.check)
     if options.target is not None or objective == "time":
         check_returns(run)
+    shorter, names = objective == "time", options.strategies
+    strategies = strategies_of(run, shorter=shorter) if names is None else named_strategies(run, names)
     _check_outputs(options)
     with _alone():
-        profile = _profile(run, options, objective)
+        profile = _profile(run, options, objective, strategies)
     if (assumed := assumption(run)) is not None:
         _say(assumed)
-    candidates = search(run, profile, objective, options.hosts, _say)
+    candidates = search(run, profile, objective, options.hosts, _say, strategies)
     words = [_words(run, options.strategy, rest, each) for each in candidates]
     rates, failed = _measured_rates(candidates) if options.check else ({}, set())
     if options.page is not None:
@@ -121,7 +128,9 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             best = _fastest(candidates, rates)
     if options.json:
         rows = [
-            each.plain() | {"changes": own, "measured": rates.get(each.name)}
+            each.plain()
+            | {"changes": own, "measured": rates.get(each.name)}
+            | {"advice": advice(each, profile, options.hosts)}
             for each, own in zip(candidates, words, strict=True)
         ]
         print(json.dumps(rows))
@@ -132,7 +141,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             which = "the fastest that was run"
         which += ", on each host" * (options.hosts > 1)
         print(f"Train with {which}: {command(run, best, words[candidates.index(best)], options.hosts)}")
-        for sentence in advice(candidates, profile, options.hosts):
+        for sentence in advice(best, profile, options.hosts):
             print(sentence)
     return _apply(best, options) if options.apply else 0
 
@@ -197,10 +206,26 @@ def _say(line: str) -> None:
 
 
 def _keep(profile: DeviceProfile, path: Path) -> None:
+    """Write the profile. Raises Refusal if it cannot be written."""
     from murmurate.mapping.profile import save
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(profile, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(profile, path)
+    except OSError as error:
+        raise Refusal(f"{path} cannot be written: {cause_of(error)}. Name another file with --on.") from error
+
+
+def _measure_link(path: Path) -> int:
+    """Measure the network between two hosts, of which this is one; the first keeps it in its profile."""
+    from murmurate.mapping.link import measure, profile_with
+
+    if (link := measure()) is not None:
+        with _alone():
+            _keep(profile_with(link, path), path)
+        rate = f"{link.bytes_per_second / 1e9:.3g} GB/s"
+        _say(f"network: {1e6 * link.latency_seconds:.0f} us + bytes / {rate}; the profile is {path}")
+    return 0
 
 
 @contextlib.contextmanager
@@ -219,9 +244,11 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> DeviceProfile:
-    """The profile of ``--on``, or this machine's, with the costs that the plan needs; what is measured is
-    saved at once.
+def _profile(
+    run: Run, options: argparse.Namespace, objective: Objective, strategies: Sequence[Strategy]
+) -> DeviceProfile:
+    """The profile of ``--on``, or this machine's, with the costs that a plan of these strategies needs; what
+    is measured is saved at once.
 
     Raises Refusal if the profile is of another machine and something would have to be measured or trained.
     """
@@ -244,7 +271,8 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
         )
     if here:
         device_types(run)  # what is not there is refused; a pilot's process would end with a traceback
-        exchange.check(run.strategy)
+        for each in strategies:
+            exchange.check(each)
     elif options.apply:
         raise Refusal(
             f"--apply trains here, and {path} is of another machine, with other cores. Give the command that "
@@ -257,14 +285,10 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     if here and (objective != "time" or options.target is None):  # a target is measured below
         check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
     if is_new or (here and options.profile):  # before anything is measured, which could not be kept
-        try:
-            _keep(profile, path)
-        except OSError as error:
-            cause = cause_of(error)
-            raise Refusal(f"{path} cannot be written: {cause}. Name another file with --on.") from error
+        _keep(profile, path)
     if here:
         has_changed |= measure.add_variants(profile, run, _say, options.profile, lambda: _keep(profile, path))
-        for exchanging_run in runs_with_exchange(run, cores):
+        for exchanging_run in runs_with_exchange(run, cores, strategies):
             if measure.add_exchange(profile, exchanging_run, _say, options.profile):
                 _keep(profile, path)
                 has_changed = True
@@ -273,8 +297,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
     costs = profile.recipes.get(key(run))
     if costs is None or options.target is None:
         return profile
-    known, wanted = costs.learning, (options.target, learning.learned_by(run))
-    if not options.profile and known is not None and (known.target, known.of) == wanted:
+    if not options.profile and learning.answers(costs.learning, run, options.target, strategies):
         return profile
     if not here:
         raise Refusal(
@@ -282,7 +305,7 @@ def _profile(run: Run, options: argparse.Namespace, objective: Objective) -> Dev
             f"reaches {options.target:g}. Measure it there: murmurate plan {quoted(run.recipe)} --profile "
             f"--target {options.target:g} --on FILE."
         )
-    costs.learning = learning.measure(run, options.target, _say)
+    costs.learning = learning.measure(run, options.target, _say, strategies=strategies)
     profile.renew()
     _keep(profile, path)
     return profile
@@ -360,20 +383,6 @@ def machine(cores: int, hosts: int) -> str:
     """What a plan is for, in words. cores: of each host."""
     each = "1 core" if cores == 1 else f"{cores} cores"
     return each if hosts == 1 else f"{hosts} hosts of {each} each"
-
-
-def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int = 1) -> list[str]:
-    """What would make the plan, or the run, better."""
-    sentences = []
-    best, cores = candidates[0].prediction, hosts * profile.cores
-    # several threads count as busy for a whole batch, though much of it has one
-    is_one_thread = candidates[0].run.placement.threads == 1
-    if best.bottleneck == "cores" or (is_one_thread and best.busy > 0.9 * cores):
-        kept = "the only core" if cores == 1 else f"all {cores} cores"
-        sentences.append(f"The run keeps {kept} busy: more cores would make it faster.")
-    if hosts > 1 and "network" not in profile.links:
-        sentences.append("The network is a guess: put its latency and bandwidth in the profile's links.")
-    return sentences
 
 
 def _apply(best: Candidate, options: argparse.Namespace) -> int:

@@ -11,12 +11,13 @@ from typing import Any
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
-from murmurate.mapping.cost import Prediction, period_of
+from murmurate.mapping.cost import Prediction
+from murmurate.mapping.periods import period_of, with_period, with_usual_period
 from murmurate.mapping.primitives import computing_threads, most_processes, on_cpu, producers
-from murmurate.mapping.profile import with_usual_period
 from murmurate.replicator.replicator import check_capabilities
 from murmurate.spec import Placement
 from murmurate.strategies import strategy
+from murmurate.strategies.interface import Strategy
 from murmurate.training.run import Run
 
 _STRATEGIES = ("all-reduce", "local-sgd", "gala")
@@ -64,18 +65,17 @@ class Candidate:
         }
 
 
-def candidates(run: Run, cores: int, periods: bool = False, variants: Sequence[Run] = ()) -> Iterator[Run]:
+def candidates(
+    run: Run, cores: int, strategies: Sequence[Strategy] = (), variants: Sequence[Run] = ()
+) -> Iterator[Run]:
     """Every configuration that the search considers and the run's own checks accept; ``run`` is the first.
 
-    periods: whether strategies with a period are considered with shorter ones too, which cost throughput, and
-    save env steps. variants: those of ``run`` that are considered; () for itself alone. Processes of several
-    threads get a core for each thread.
+    strategies: those that are considered; () for those of ``strategies_of``. variants: those of ``run`` that
+    are considered; () for itself alone. Processes of several threads get a core for each thread.
     """
     yield run
-    strategies = strategies_of(run)
-    if periods:
-        strategies = [shorter for each in strategies for shorter in _with_periods(each)]
-    several = itertools.product((n for n in _replica_counts(run, cores) if n > 1), strategies)
+    counts = [n for n in _replica_counts(run, cores) if n > 1]
+    several = itertools.product(counts, strategies or strategies_of(run))
     # with one replica the strategy makes no difference
     for replicas, chosen in [(1, run.strategy), *several]:
         for variant, fields in itertools.product(variants or [run], _field_values(run, cores)):
@@ -114,17 +114,43 @@ def _powers(cores: int) -> list[int]:
     return [2**i for i in range(cores.bit_length())]
 
 
-def strategies_of(run: Run) -> list[Any]:
-    """The strategies that a plan considers; ``run``'s own is the first."""
-    return [run.strategy, *(strategy(name)() for name in _STRATEGIES if name != run.strategy.name)]
+def strategies_of(run: Run, *, shorter: bool = False) -> list[Strategy]:
+    """The strategies that a plan considers unless others are named; ``run``'s own is the first.
+
+    shorter: whether those with a period are considered with shorter ones too, which cost throughput, and save
+    env steps.
+    """
+    found = [run.strategy, *(strategy(name)() for name in _STRATEGIES if name != run.strategy.name)]
+    return [each for one in found for each in _with_periods(one)] if shorter else found
 
 
-def _with_periods(strategy: Any) -> list[Any]:
+def named_strategies(run: Run, names: str) -> list[Strategy]:
+    """The strategies in ``names``, NAME or NAME:PERIOD separated by commas, after ``run``'s own, whose
+    settings those of its name have, too.
+
+    Raises Refusal for a name or a period that there is not, and for a strategy with which several replicas of
+    ``run`` are refused.
+    """
+    found = [run.strategy]
+    for word in names.split(","):
+        name, colon, period = word.strip().partition(":")
+        chosen = run.strategy if name == run.strategy.name else strategy(name)()
+        if colon and not hasattr(chosen, chosen.period_field):
+            raise Refusal(f"--strategies {word}: {name} has no period. Leave :{period} out.")
+        if colon and not period.isdecimal():
+            raise Refusal(f"--strategies {word}: a period is a whole number, as in {name}:20.")
+        chosen = with_period(chosen, int(period)) if colon else chosen
+        dataclasses.replace(run, strategy=chosen, replicas=max(2, run.replicas)).validate()
+        found += [chosen] * (chosen not in found)
+    return found
+
+
+def _with_periods(strategy: Strategy) -> list[Strategy]:
     """``strategy`` with its own period, a half and a quarter of it, those above 1. Longer ones are not
     considered: how fast the recipe learns with them was not measured."""
     own = period_of(strategy)
     periods = dict.fromkeys(own // divisor for divisor in (1, 2, 4) if own // divisor > 1)
-    return [dataclasses.replace(strategy, period=period) for period in periods] or [strategy]
+    return [with_period(strategy, period) for period in periods] or [strategy]
 
 
 def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
@@ -168,8 +194,9 @@ def changes(run: Run, found: Run) -> list[str]:
     if with_usual_period(found.strategy) != with_usual_period(strategy_before):
         words += ["--strategy", found.strategy.name]
         strategy_before = with_usual_period(found.strategy)
+    period = found.strategy.period_field
     for option, before, after in (
-        ("--strategy.period", *_values(strategy_before, found.strategy, "period")),
+        (f"--strategy.{period.replace('_', '-')}", *_values(strategy_before, found.strategy, period)),
         ("--replicas", run.replicas, found.replicas),
         ("--simulators", *_values(run.source, found.source, "simulators")),
         ("--actors", *_values(run.source, found.source, "actors")),
@@ -193,12 +220,12 @@ def _values(before: Any, after: Any, name: str) -> tuple[Any, Any]:
     return getattr(before, name, None), getattr(after, name, None)
 
 
-def runs_with_exchange(run: Run, cores: int) -> list[Run]:
-    """Runs whose exchange must be measured for a search, on the CPU: one for each strategy and number of
-    replicas."""
+def runs_with_exchange(run: Run, cores: int, strategies: Sequence[Strategy] = ()) -> list[Run]:
+    """Runs whose exchange must be measured for a search with these ``strategies`` (see ``candidates``), on
+    the CPU: one for each strategy and number of replicas."""
     found: dict[tuple[str, int], Run] = {}
     # on the CPU with one thread each there are the most replicas
-    for candidate in candidates(dataclasses.replace(run, placement=Placement()), cores):
+    for candidate in candidates(dataclasses.replace(run, placement=Placement()), cores, strategies):
         if candidate.replicas > 1:
             found.setdefault((repr(candidate.strategy), candidate.replicas), candidate)
     return list(found.values())

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
+from murmurate.mapping.periods import label, period_of
 from murmurate.mapping.primitives import (
     PRIMITIVES,
     Shape,
@@ -21,7 +21,7 @@ from murmurate.mapping.primitives import (
     records_of,
     shape_of,
 )
-from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
 from murmurate.mapping.variants import placed_on_cpu
 from murmurate.spec import Placement
 from murmurate.training.run import Run
@@ -67,14 +67,14 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         raise NotMeasured(f"the costs of {run.recipe}")
     actors = producers(run)
     threads, computing = run.placement.threads, computing_threads(run)
-    processes = run.replicas * (1 + actors) + run.strategy.centre
+    processes = run.replicas * (1 + actors)
     seconds = _batch_seconds(costs, shape, most_processes(run, profile.cores), processes)
     if actors and run.placement != Placement():  # they are on the CPU, with one thread each
         of_actors = profile.recipes.get(key(placed_on_cpu(run)), costs)
         acting_seconds = _batch_seconds(of_actors, shape, profile.cores, processes)
         seconds |= {name: s for name, s in acting_seconds.items() if not _is_learner_work(name)}
     # the exchange was measured among as many processes of one thread, which shared the cores already
-    learners = threads * (run.replicas + run.strategy.centre)
+    learners = threads * run.replicas
     shared = max(1.0, learners / profile.cores) * _crowd(costs, learners, profile.cores)
     seconds["exchange"] = _exchange(run, shape, costs, profile) / shared
     learner_work = [
@@ -156,9 +156,8 @@ def _exchange(run: Run, shape: Shape, costs: RecipeCosts, profile: DeviceProfile
     name = exchange_key(run.strategy, run.replicas)
     line = profile.exchange.get(name)
     if line is None:
-        raise NotMeasured(f"the exchange of {run.strategy.name} among {run.replicas} replicas")
-    rounds = period_of(with_usual_period(run.strategy)) / period_of(run.strategy)  # for each measured one
-    return rounds * sum(updates * line.seconds(size) for size, updates in vectors_of(run, shape, costs))
+        raise NotMeasured(f"the exchange of {label(run.strategy)} among {run.replicas} replicas")
+    return sum(updates * line.seconds(size) for size, updates in vectors_of(run, shape, costs))
 
 
 def vectors_of(run: Run, shape: Shape, costs: RecipeCosts) -> list[tuple[int, float]]:
@@ -190,11 +189,6 @@ def _waiting(run: Run, deviation: float) -> float:
 def _batches_of_a_round(run: Run) -> float:
     """Number of batches of a replica between two exchanges of its strategy, at least 1."""
     return max(1.0, period_of(run.strategy) / run.learner.updates(1))
-
-
-def period_of(strategy: Any) -> int:
-    """Number of updates of a replica between two exchanges of ``strategy``."""
-    return max(1, getattr(strategy, "period", 1))
 
 
 def _expected_maximum(count: int) -> float:

@@ -15,6 +15,7 @@ from murmurate.fabric.interface import Fabric
 from murmurate.fabric.simulated.fabric import Member, SimulatedFabric
 from murmurate.launch.together import run_together
 from murmurate.mapping.lines import Line, fit
+from murmurate.mapping.periods import period_of
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 SIZES = (10_000, 300_000, 1_500_000)  # parameters
 _LEAST_SHARE, _LEAST_SECONDS = 0.25, 1e-9  # of a window: relative to the median of its size, and at all
-_WINDOWS, _CALLS, _WARM_UP_CALLS = 6, 100, 20  # calls: a multiple of the usual averaging periods
+_WINDOWS, _CALLS, _WARM_UP_CALLS = 6, 100, 20  # calls: at least, for whole periods
 _COUNTED_SIZE, _COUNTED_CALLS, _COUNTED_SECONDS = 1_000, 20, 1e-3  # virtual seconds of an update
 
 
@@ -67,8 +68,7 @@ def bytes_for_each_parameter(strategy: Strategy, replicas: int) -> float:
     (the metric ``bytes_exchanged``): what the strategy's own code exchanges among simulated members that are
     equally fast, and whose messages arrive before the next update, on average over whole periods."""
     members = replicas + strategy.centre
-    period = getattr(strategy, "period", 1)
-    calls = period * math.ceil(_COUNTED_CALLS / period)
+    calls = _whole_periods(strategy, _COUNTED_CALLS)
 
     def member(fabric: Member) -> int | None:
         def count(shared: Replicator, replica: Replica) -> int:
@@ -103,14 +103,20 @@ def _at_replicas(
     return found
 
 
+def _whole_periods(strategy: Strategy, calls: int) -> int:
+    """At least ``calls`` updates, and a multiple of the strategy's period."""
+    period = period_of(strategy)
+    return period * math.ceil(calls / period)
+
+
 def _extra_seconds(shared: Replicator, replica: Replica) -> list[float]:
     """The extra seconds of an update, in each window."""
     alone = Replica("alone", _Parameters(len(replica)), _sgd)
     _repeat(lambda: replica.exchange(replica), _WARM_UP_CALLS)
-    times = []
+    calls, times = _whole_periods(shared.strategy, _CALLS), []
     for _ in range(_WINDOWS):
-        exchanging = _seconds(lambda: replica.exchange(replica), _CALLS)
-        times.append(exchanging - _seconds(alone.update, _CALLS))
+        exchanging = _seconds(lambda: replica.exchange(replica), calls)
+        times.append(exchanging - _seconds(alone.update, calls))
     return times
 
 

@@ -6,19 +6,21 @@ import dataclasses
 import math
 import signal
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
 from murmurate.mapping.candidates import Candidate, strategies_of
-from murmurate.mapping.cost import Prediction, period_of
+from murmurate.mapping.cost import Prediction
+from murmurate.mapping.periods import label, period_of
 from murmurate.mapping.pilot import in_one_process, steady
-from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.mapping.profile import NETWORK, DeviceProfile, key
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.spec import Placement
+from murmurate.strategies.interface import Strategy
 from murmurate.training.run import Run
 
 # the least numbers of updates, batches and exchange periods of each replica in a simulated run
@@ -31,15 +33,16 @@ def on_hosts(
     profile: DeviceProfile,
     hosts: int,
     log: Callable[[str], None],
+    strategies: Sequence[Strategy] = (),
 ) -> Iterator[tuple[Candidate, Run, Prediction]]:
     """The candidates ``best`` of ``run``, each with its run and prediction on all of ``hosts`` hosts.
 
     A learner's own work takes the seconds that the cost model predicts, with the deviation that was measured,
     and the strategy's own code sends messages through a simulated network. A candidate with one replica
-    has no strategy yet: it gets each that a plan considers. Left out are strategies that need shared memory,
-    and what cannot be simulated, or fails there.
+    has no strategy yet: it gets each of ``strategies`` (() for those of ``strategies_of``). Left out
+    are strategies that need shared memory, and what cannot be simulated, or fails there.
     """
-    link = profile.links.get("network")
+    link = profile.links.get(NETWORK)
     network = "latency=1e-4,bandwidth=1e9"
     if link is not None:
         network = f"latency={link.latency_seconds:g},bandwidth={link.bytes_per_second:g}"
@@ -50,7 +53,7 @@ def on_hosts(
         variant, prediction = candidate.run, candidate.prediction
         deviation = profile.recipes[key(variant)].deviation
         replicas = hosts * variant.replicas
-        for chosen in [variant.strategy] if variant.replicas > 1 else strategies_of(run):
+        for chosen in [variant.strategy] if variant.replicas > 1 else strategies or strategies_of(run):
             if Capability.SHARED_MEMORY in chosen.needs:
                 log(f"left out: {chosen.name}, as it needs shared memory, which several hosts do not have")
                 continue
@@ -60,7 +63,7 @@ def on_hosts(
                 chosen.check(replicas)
                 seconds = _batch_seconds(whole, cluster)
             except (Refusal, RunFailed) as failure:
-                log(f"left out: {chosen.name} among {replicas} replicas: {failure}")
+                log(f"left out: {label(chosen)} among {replicas} replicas: {failure}")
                 continue
             yield candidate, whole, _predicted(prediction, hosts, replicas, seconds)
 

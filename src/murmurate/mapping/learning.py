@@ -3,7 +3,8 @@
 Larger batches and more replicas see more env steps between two updates; infrequent averaging lets replicas
 drift apart, and so does not waiting for one another. Each of these factors changes what is learned from an
 env step. The rule is a power law in each factor, S = S_0 prod_k (x_k / x_k0) ** e_k, whose exponents e_k are
-fitted to runs in which one factor changes.
+fitted to runs in which one factor changes. All-reduce, local SGD and GALA differ in period and asynchrony;
+each other strategy, with its usual period, is a factor of its own.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.launch.local import Local
+from murmurate.mapping.periods import period_of, with_usual_period
 from murmurate.mapping.quiet import started
 from murmurate.mapping.rounds import last_line
 from murmurate.mapping.variants import with_faster_precision
 from murmurate.strategies import strategy
+from murmurate.strategies.interface import Strategy
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
 
 _RECORD_SECONDS = 0.1  # between records, from which the duration is known
 FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony", "precision")
+_USUAL = ("all-reduce", "local-sgd", "gala")  # the strategies without a factor of their own
 
 
 @dataclass
@@ -60,10 +64,11 @@ class Training(NamedTuple):
 
 def factors(run: Run) -> dict[str, float]:
     """The rule's factors for ``run``; 1 for a factor that the run does not have. asynchrony: 2 for replicas
-    that do not wait for one another, else 1. precision: 2 for bfloat16, else 1."""
+    that do not wait for one another, else 1. precision: 2 for bfloat16, else 1. A strategy with a factor of
+    its own, 2, has a period relative to its usual one, and no asynchrony."""
     requires: Any = run.learner.requires
-    period = getattr(run.strategy, "period", 1) if run.replicas > 1 else 1
-    return {
+    period = period_of(run.strategy) if run.replicas > 1 else 1
+    found = {
         "replicas": float(run.replicas),
         "simulators": float(getattr(run.source, "simulators", 1)),
         "batch": float(getattr(requires, "batch", 1)),
@@ -71,6 +76,22 @@ def factors(run: Run) -> dict[str, float]:
         "asynchrony": 2.0 if run.replicas > 1 and not run.strategy.synchronous else 1.0,
         "precision": 2.0 if getattr(run.learner, "precision", None) == "bfloat16" else 1.0,
     }
+    if run.replicas > 1 and (name := strategy_factor(run.strategy)) is not None:
+        usual = period_of(with_usual_period(run.strategy))
+        found |= {"period": period / usual, "asynchrony": 1.0, name: 2.0}
+    return found
+
+
+def strategy_factor(strategy: Strategy) -> str | None:
+    """The name of the factor that is ``strategy``'s own; None if it has none."""
+    return None if strategy.name in _USUAL else f"strategy ({strategy.name})"
+
+
+def differences(one: Run, other: Run) -> dict[str, float]:
+    """The factors in which two runs differ: by name, the ratio of ``one``'s to ``other``'s."""
+    own, base = factors(one), factors(other)
+    ratios = {name: own.get(name, 1.0) / base.get(name, 1.0) for name in base | own}
+    return {name: ratio for name, ratio in ratios.items() if ratio != 1}
 
 
 def digest(parts: Any) -> str:
@@ -87,22 +108,34 @@ def learned_by(run: Run) -> str:
 
 def unknown_factors(candidate: Run, run: Run, learning: Learning) -> list[str]:
     """The factors in which ``candidate``, a variant of ``run``, differs, and whose exponents are unknown."""
-    own, base = factors(candidate), factors(run)
-    unknown = set(learning.missed)
-    if "precision" not in learning.exponents:  # all other factors have been tried
-        unknown.add("precision")
-    return [name for name in FACTORS if name in unknown and own[name] != base[name]]
+    tried = set(FACTORS) - {"precision"} | learning.exponents.keys()
+    return [name for name in differences(candidate, run) if name in learning.missed or name not in tried]
+
+
+def answers(known: Learning | None, run: Run, target: float, strategies: Sequence[Strategy]) -> bool:
+    """Whether ``known`` tells how fast ``run`` reaches ``target``, also with each of ``strategies``."""
+    if known is None or (known.target, known.of) != (target, learned_by(run)):
+        return False
+    others = {strategy_factor(each) for each in strategies if each.name != run.strategy.name} - {None}
+    return others <= {*known.exponents, *known.missed}
 
 
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
     """The predicted env steps that ``candidate``, a variant of ``run``, needs."""
-    own, base = factors(candidate), factors(run)
-    ratio = math.prod((own[name] / base[name]) ** learning.exponents.get(name, 0.0) for name in FACTORS)
+    ratios = differences(candidate, run)
+    ratio = math.prod(ratio ** learning.exponents.get(name, 0.0) for name, ratio in ratios.items())
     return float(learning.env_steps * ratio)
 
 
-def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2) -> Learning:
-    """Train ``run``, and variants of it that each change one factor, until they reach ``target``.
+def measure(
+    run: Run,
+    target: float,
+    log: Callable[[str], None],
+    seeds: int = 2,
+    strategies: Sequence[Strategy] = (),
+) -> Learning:
+    """Train ``run``, and variants of it that each change one factor, until they reach ``target``; also one
+    with each of ``strategies`` that has a factor of its own.
 
     Raises Refusal if ``run`` itself does not reach it with every seed, or has no returns; RunFailed if
     ``run`` itself fails. A variant that fails counts as one that missed the target.
@@ -142,15 +175,16 @@ def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2)
     log(f"{run.recipe}: {own:,.0f} env steps to a return of {target:g}")
     exponents: dict[str, float] = {}
     missed = []
-    for name, before, after in factor_pairs(run):
-        ratio = factors(after)[name] / factors(before)[name]
+    for name, before, after in factor_pairs(run, strategies):
+        ratio = differences(after, before)[name]
+        changed = f"{name} times {ratio:g}" if name in FACTORS else name
         steps = needed(after) / needed(before) if math.isfinite(needed(before)) else math.inf
         if math.isfinite(steps):
             exponents[name] = math.log(steps) / math.log(ratio)
-            log(f"{name} times {ratio:g}: {steps:.2f} times as many env steps")
+            log(f"{changed}: {steps:.2f} times as many env steps")
         else:
             missed.append(name)
-            log(f"{name} times {ratio:g}: target missed")
+            log(f"{changed}: target missed")
     runs = seeds * len(trained)
     if unfinished:
         log(f"unfinished: {unfinished} of {runs} runs missed the target")
@@ -166,13 +200,14 @@ def check_returns(run: Run) -> None:
         )
 
 
-def factor_pairs(run: Run) -> Iterator[tuple[str, Run, Run]]:
-    """Pairs of runs that differ in one factor alone, with its name. One of each pair is ``run`` itself, or of
-    as many replicas, two at least, with all-reduce."""
+def factor_pairs(run: Run, strategies: Sequence[Strategy] = ()) -> Iterator[tuple[str, Run, Run]]:
+    """Pairs of runs that differ in one factor alone, with its name; among the factors are those of
+    ``strategies``. One of each pair is ``run`` itself, or of as many replicas, two at least, with all-reduce.
+    """
     source: Any = run.source
     learner: Any = run.learner
     pairs: list[tuple[str, Run, Run]] = []
-    all_reduce, local, gossip = (strategy(name)() for name in ("all-reduce", "local-sgd", "gala"))
+    all_reduce, local, gossip = (strategy(name)() for name in _USUAL)
     shared = run if run.replicas > 1 else dataclasses.replace(run, replicas=2, strategy=all_reduce)
     doubled = shared if run.replicas == 1 else dataclasses.replace(run, replicas=2 * run.replicas)
     pairs.append(("replicas", run, doubled))
@@ -185,14 +220,15 @@ def factor_pairs(run: Run) -> Iterator[tuple[str, Run, Run]]:
     pairs.append(("precision", run, with_faster_precision(run)[-1]))
     # synchronous without a period, with one, and asynchronous: the run's own strategy in place of its kind
     others = [dataclasses.replace(shared, strategy=each) for each in (all_reduce, local, gossip)]
-    kinds = {_kind(each): each for each in [*others, shared]}
+    kinds = {_kind(each): each for each in [*others, shared] if strategy_factor(each.strategy) is None}
     plain_run = kinds[False, False]
     pairs.append(("period", plain_run, kinds[True, False]))
     pairs.append(("asynchrony", plain_run, kinds[False, True]))
+    for each in {each.name: with_usual_period(each) for each in [*strategies, run.strategy]}.values():
+        if (factor := strategy_factor(each)) is not None:
+            pairs.append((factor, plain_run, dataclasses.replace(shared, strategy=each)))
     for name, before, after in pairs:
-        own, changed = factors(before), factors(after)
-        changing = [factor for factor in FACTORS if own[factor] != changed[factor]]
-        if changing == [name] and _stands(before) and _stands(after):
+        if [*differences(after, before)] == [name] and _stands(before) and _stands(after):
             yield name, before, after
 
 

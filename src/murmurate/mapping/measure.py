@@ -16,6 +16,7 @@ from murmurate.mapping.candidates import changes
 from murmurate.mapping.check import measured
 from murmurate.mapping.cost import predict
 from murmurate.mapping.lines import fit
+from murmurate.mapping.periods import label
 from murmurate.mapping.pilot import Pilot, sizes
 from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES, on_cpu, records_of, shape_of
 from murmurate.mapping.profile import (
@@ -24,7 +25,6 @@ from murmurate.mapping.profile import (
     exchange_key,
     key,
     variant_key,
-    with_usual_period,
 )
 from murmurate.mapping.rounds import Measured, Repeated, in_rounds, last_line, milliseconds
 from murmurate.mapping.variants import variants_here
@@ -194,9 +194,9 @@ def add_exchange(profile: DeviceProfile, run: Run, log: Log, again: bool = False
     name = exchange_key(run.strategy, run.replicas)
     if run.replicas == 1 or (name in profile.exchange and not again):
         return False
-    among = f"{run.strategy.name} among {run.replicas}"
+    among = f"{label(run.strategy)} among {run.replicas}"
     try:
-        line = exchange.measure(with_usual_period(run.strategy), run.replicas)
+        line = exchange.measure(run.strategy, run.replicas)
     except (Refusal, RunFailed) as failure:
         profile.exchange.pop(name, None)  # of an earlier measurement
         log(f"left out: the exchange of {among}: {last_line(failure)}")

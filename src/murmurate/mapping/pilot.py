@@ -17,6 +17,7 @@ from murmurate.fabric.interface import Fabric
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.launch import launcher
 from murmurate.launch.role import prepare_process
 from murmurate.launch.together import run_together
 from murmurate.mapping.primitives import OF_MODEL, PER_STEP, PRIMITIVES, is_modelled, shape_of
@@ -114,8 +115,14 @@ def pilot_run(run: Run) -> Run:
     """``steady(run)`` with one replica, and without actor processes and double buffering.
 
     A model is fitted and rolled out often there, in a short time each: to few transitions, for few gradient
-    steps, and for one step. Raises Refusal if the run's costs are not modelled, or its replicas have parts.
+    steps, and for one step. Raises Refusal if the run's costs are not modelled, its replicas have parts, or
+    its launcher has one process.
     """
+    if launcher(run.launcher).one_process:
+        raise Refusal(
+            f"a plan is of replicas that compute at the same time, and those of the {run.launcher} launcher "
+            "do not: leave out --launcher."
+        )
     if math.prod(run.grid) > 1:
         raise Refusal("processes for the parts of a replica are not modelled: leave out --parts.")
     if not is_modelled(run):

@@ -151,10 +151,9 @@ def on_cpu(run: Run) -> bool:
 
 
 def computing_threads(run: Run) -> int:
-    """Number of threads that compute in ``run``. Those of its placement are the learners' and a centre's;
-    actors and decoders have one each."""
-    learners = run.placement.threads * (run.replicas + run.strategy.centre)
-    return learners + run.replicas * producers(run)
+    """Number of threads that compute in ``run``. Those of its placement are the learners'; actors and
+    decoders have one each. A centre has none: it mostly waits, and what it does is part of the exchange."""
+    return run.replicas * (run.placement.threads + producers(run))
 
 
 def most_processes(run: Run, cores: int) -> int:

@@ -21,6 +21,7 @@ from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
 
 FORMAT = 1
+NETWORK = "network"  # name of the link between hosts
 _REMEDY = "Measure it there: murmurate plan RECIPE --profile --on FILE."
 
 
@@ -145,16 +146,9 @@ _FREE_FIELDS = frozenset(
 )
 
 
-def with_usual_period(strategy: Any) -> Any:
-    """``strategy`` with the period that its class has by default, if it has one. Exchanges are measured with
-    it, as those with another one cost as much in each round."""
-    if not hasattr(strategy, "period"):
-        return strategy
-    return dataclasses.replace(strategy, period=type(strategy).period)
-
-
 def exchange_key(strategy: Any, replicas: int) -> str:
-    strategy = with_usual_period(strategy)
+    """Identifies what an exchange depends on besides the number of parameters. The period is part of it: a
+    step between two exchanges costs something too, which differs from strategy to strategy."""
     settings = json.dumps(plain(strategy), sort_keys=True, default=str)
     return f"{strategy.name} x{replicas} {settings}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +16,7 @@ import torch
 
 from murmurate.errors import Refusal, quoted
 from murmurate.fabric.processes.memory_limits import available_bytes
-from murmurate.mapping.candidates import Candidate, candidates, changes
+from murmurate.mapping.candidates import Candidate, candidates, changes, strategies_of
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by, unknown_factors
@@ -24,6 +24,7 @@ from murmurate.mapping.primitives import on_cpu, producers
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.variants import variants
 from murmurate.spec import usable_cores
+from murmurate.strategies.interface import Strategy
 from murmurate.training.memory import needed_bytes, planned_bytes
 from murmurate.training.run import Run
 
@@ -44,16 +45,20 @@ def search(
     objective: Objective = "throughput",
     hosts: int = 1,
     log: Callable[[str], None] = lambda line: None,
+    strategies: Sequence[Strategy] = (),
 ) -> list[Candidate]:
     """Candidates, best first, of those that fit in the memory of the profile's host. With ``memory`` as the
     objective, those that are slower than ``run`` are left out, if that fits itself.
 
+    strategies: those that are considered; () for those of ``strategies_of``.
     Raises Refusal if the profile lacks the costs of this recipe, or what the objective needs.
     """
-    searching = _Search(run, profile, objective, hosts, log, _checked(run, profile, objective, log))
+    strategies = strategies or strategies_of(run, shorter=objective == "time")
+    learning = _checked(run, profile, objective, log)
+    searching = _Search(run, profile, objective, hosts, log, strategies, learning)
     found = searching.on_one_host()
     if hosts > 1:
-        placed = on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, log)
+        placed = on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, log, strategies)
         found = searching.ranked(
             searching.candidate(whole, p, one.bytes) for one, whole, p in placed if searching.knows(whole)
         )
@@ -82,6 +87,7 @@ class _Search:
     objective: Objective
     hosts: int
     log: Callable[[str], None]
+    strategies: Sequence[Strategy]
     learning: Learning | None
     unknown: set[str] = field(default_factory=set)
 
@@ -126,10 +132,8 @@ class _Search:
                 "the profile does not say how much memory its machine has, so nothing is left out for want "
                 "of it. Add memory_bytes to its hardware"
             )
-        # the rule must know what a period costs in env steps
-        has_periods = self.learning is not None and "period" in self.learning.exponents
         known = [v for v in variants(run, profile.cores, _gpus(profile)) if key(v) in profile.recipes]
-        for candidate in candidates(run, profile.cores, self.objective == "time" and has_periods, known):
+        for candidate in candidates(run, profile.cores, self.strategies, known):
             if self.objective == "energy" and not on_cpu(candidate):
                 continue
             try:

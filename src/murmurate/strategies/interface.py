@@ -74,6 +74,8 @@ class Strategy:
     centre: ClassVar[bool] = False
     # Whether the centre makes the optimizer's steps, from gradients that it gets for each vector separately.
     centre_steps: ClassVar[bool] = False
+    # The field that gives the updates between two exchanges (H, tau or B), if there is such a field.
+    period_field: ClassVar[str] = "period"
 
     # at a replica: its messages that were refused as too old, or not sent because a queue was full; at the
     # centre: all deltas that it refused

@@ -86,6 +86,7 @@ class DPSGD(Strategy):
     paper: ClassVar[str] = "Mohamad et al., Algorithms 1 and 2 (DPSGD); 8 and 9 (HSA2C)"
     centre: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True
+    period_field: ClassVar[str] = "local_updates"
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="deltas",
         bounded_by="delay_bound: older updates are refused",
