@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -75,10 +75,7 @@ class EveryFew(AllReduce):
     """Its rounds are as long as a field says that is not called period."""
 
     exchange_every: PositiveInt = 7
-
-    @property
-    def updates_per_round(self) -> int:
-        return self.exchange_every
+    period_field: ClassVar[str] = "exchange_every"
 
 
 @pytest.mark.parametrize(

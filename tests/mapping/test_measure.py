@@ -134,7 +134,9 @@ def test_an_exchange_is_timed_over_whole_periods(
     timed: list[int] = []
     monkeypatch.setattr(exchange, "_seconds", lambda function, count: timed.append(count) or 1e-3)
     local = strategy("local-sgd")(period=period)
-    SimulatedFabric(1, seed=0).run([lambda fabric: exchange._at_replicas(fabric, local, 1, 10, exchange._extra_seconds)])
+    SimulatedFabric(1, seed=0).run(
+        [lambda fabric: exchange._at_replicas(fabric, local, 1, 10, exchange._extra_seconds)]
+    )
     assert {*timed[1:]} == {calls}  # after those that warm up
 
 

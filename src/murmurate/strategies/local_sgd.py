@@ -56,10 +56,6 @@ class LocalSGD(Strategy):
     _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False, compare=False)
     _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
 
-    @property
-    def updates_per_round(self) -> int:
-        return self.period
-
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
         if self.outer_learning_rate is None and (self.outer_momentum or self.outer_nesterov):
             raise Refusal(

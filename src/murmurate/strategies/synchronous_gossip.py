@@ -72,10 +72,6 @@ class SynchronousGossip(Strategy):
         if self.direction not in ("pull", "push"):
             raise ValueError(f"direction is pull or push, not {self.direction}")
 
-    @property
-    def updates_per_round(self) -> int:
-        return self.period
-
     def attach(self, replica: Replica, channel: Channel) -> None:
         topology(self.topology)  # refuses an unknown name here, before the first round
 

@@ -35,10 +35,6 @@ class PostLocalSGD(Strategy):
 
     _period: int = field(default=1, init=False, repr=False, compare=False)  # at the last update
 
-    @property
-    def updates_per_round(self) -> int:
-        return self.period
-
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         self._period = 1 if replica.clock < self.switch else self.period
         if replica.clock < self.switch:
