@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+Norm = Callable[[int], nn.Module]  # makes the normalisation of so many channels
+
 
 class Block(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
+        self.bn1 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.bn2 = norm(outputs)
         self.relu = nn.ReLU(inplace=True)
         self.shortcut = None
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
@@ -30,17 +32,17 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """He et al. 2016, of any width (64 in the paper)."""
 
-    def __init__(self, width: int = 8, classes: int = 10) -> None:
+    def __init__(self, width: int = 8, classes: int = 10, norm: Norm = nn.BatchNorm2d) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+            nn.Conv2d(3, width, 7, 2, 3, bias=False), norm(width), nn.ReLU(inplace=True)
         )
         self.pool = nn.MaxPool2d(3, 2, 1)
         layers, channels = [], width
         for stage in range(4):
             outputs = width << stage
             for index in range(2):
-                layers.append(Block(channels, outputs, 2 if stage and not index else 1))
+                layers.append(Block(channels, outputs, 2 if stage and not index else 1, norm))
                 channels = outputs
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(channels, classes)

@@ -177,6 +177,18 @@ class Parts:
             total += addend
         return total
 
+    def from_leader(self, x: Tensor) -> Tensor:
+        """``x`` of part 0, the leader, on every part; shapes and dtypes must be the same.
+
+        The leader may take any time, as it may wait for other replicas. Not differentiable.
+        """
+        if self.rank == 0:
+            self.receive(self.send([(part, x) for part in range(1, self.size)]), [])
+            return x
+        expected = [Expected(0, tuple(x.shape), x.dtype)]
+        (arrived,) = self.receive(self.send([]), expected, patient=True)
+        return arrived.to(x.device, copy=True)  # messages are views of a queue's memory
+
     # -- internals ----------------------------------------------------------------------------------
 
     def _flush(self) -> None:
@@ -286,21 +298,14 @@ class SharedVector:
         self._parts.require(self._channel.mean_(replica.grad) == self._parts.size)
         if replica.measure:
             replica.own_gradient = replica.grad.clone()  # the gradient of the whole replica, not of this part
+        outcome = torch.zeros(len(Exchange._fields) + 1, dtype=torch.int64)
         if self._parts.rank == 0:
-            exchange = step(replica)
-            outcome = torch.tensor([*exchange, replica.clock], dtype=torch.int64)
-            messages = [(part, outcome) for part in range(1, self._parts.size)]
-            self._parts.receive(self._parts.send(messages), [])
-        else:
-            expected = Expected(0, (len(Exchange._fields) + 1,), torch.int64)
-            # the leader may wait for other replicas, with deadlines of the strategy and the fabric
-            (outcome,) = self._parts.receive(self._parts.send([]), [expected], patient=True)
-            *fields, clock = (int(n) for n in outcome)
-            exchange = Exchange(*fields)
-            while replica.clock < clock:
-                replica.tick()
+            outcome = torch.tensor([*step(replica), replica.clock], dtype=torch.int64)
+        *fields, clock = (int(n) for n in self._parts.from_leader(outcome))
+        while replica.clock < clock:
+            replica.tick()
         self.broadcast(replica.params.data)
-        return exchange
+        return Exchange(*fields)
 
     def broadcast(self, vector: Tensor) -> None:
         """Replace ``vector`` [N] on every part by the leader's. Raises PartLost if the leader has died."""
