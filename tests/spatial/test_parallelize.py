@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import murmurate
 from murmurate.bench._spatial_layers import in_parts
 from murmurate.errors import Refusal
 from murmurate.nets.batch_norm import BatchNorm
@@ -180,6 +181,17 @@ def test_more_parts_than_rows_deep_in_a_net_are_refused_with_the_layer():
         in_parts((4, 1), lambda parts: parallelize(make(ResNet18), parts)(batch((64, 64), 3, False)[0]))
 
 
-def test_a_grid_needs_a_fabric():
-    with pytest.raises(Refusal, match="nothing connects the parts"):
+def grid_in_a_script(loop):
+    with pytest.raises(Refusal, match=r"connects 2 x 2 parts: .* \(this one has 2 x 1\) .* parts=\(2, 2\)\)"):
+        parallelize(FCN(), parts=(2, 2))
+    net = parallelize(FCN(), parts=(2, 1))
+    return net(torch.zeros(1, 3, 8, 8)).local.shape[-2]
+
+
+def test_a_grid_means_the_parts_of_the_script():
+    assert murmurate.run(grid_in_a_script, parts=2, strategy="solo", launcher="inline") == [4]
+
+    with pytest.raises(
+        Refusal, match=r"connects 2 x 2 parts: in a script they .* parts=\(2, 2\)\); elsewhere"
+    ):
         parallelize(FCN(), parts=(2, 2))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -33,6 +35,10 @@ class Expected(NamedTuple):
     sender: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+# the parts of the replica whose script this thread runs; None outside ``murmurate.run``
+of_script: ContextVar[Parts | None] = ContextVar("parts of the script", default=None)
 
 
 class Parts:
@@ -103,6 +109,15 @@ class Parts:
         opened = cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
         opened._open_channel = lambda label, like: fabric.channel(f"{name} {label}", like, members)
         return opened
+
+    @contextlib.contextmanager
+    def in_script(self) -> Iterator[None]:
+        """Meanwhile these are ``of_script`` in this thread."""
+        token = of_script.set(self)
+        try:
+            yield
+        finally:
+            of_script.reset(token)
 
     def share(self, replica: Replica) -> SharedVector:
         """``replica``'s vector on all parts, with the leader's values (see ``SharedVector``).
