@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from murmurate.bench._spatial_nets import ResNet18
 from murmurate.nets.batch_norm import BatchNorm
 from murmurate.spatial import parallelize
-from spatial.nets import ResNet18
 from waiting import until
 
 
