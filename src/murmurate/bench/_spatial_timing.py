@@ -111,6 +111,7 @@ def _nets(
         images, labels = batch_for(net, (case.size, case.size), case.batch, torch.float32)
         return lambda: (images, functional.cross_entropy(net(images), labels))
 
+    torch.manual_seed(0)  # all parts have the same parameters
     whole, part = make(), make()
     parameters = [*whole.parameters(), *part.parameters()]
     return step(whole), step(parallelize(part, parts)), parameters
