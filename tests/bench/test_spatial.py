@@ -14,6 +14,7 @@ from torch.nn import functional
 from murmurate.bench import _dtensor, spatial_table
 from murmurate.bench._dtensor import compared
 from murmurate.bench._spatial_layers import DrawnLayer, error_in_parts
+from murmurate.bench._spatial_nets import UNet
 from murmurate.bench._spatial_timing import Case, activation_bytes, timed
 from murmurate.bench.spatial_table import TablePlan, measure, verdict
 from murmurate.errors import RunFailed
@@ -71,6 +72,14 @@ def test_a_part_needs_its_share_of_memory_and_its_halo():
     halo = 4 * 3 * 64 * 4  # channels, rows, columns, bytes
     assert whole.activation_bytes == 2 * 4 * 64 * 64 * 4
     assert parts.activation_bytes == whole.activation_bytes // 2 + halo
+    assert min(parts.both) > 0
+
+
+@pytest.mark.slow
+def test_a_part_of_a_net_keeps_less_than_the_whole():
+    whole, parts = timed(Case(32, (2, 1), batch=2, net=UNet), rounds=1)
+
+    assert 0.5 < parts.activation_bytes / whole.activation_bytes < 0.8
     assert min(parts.both) > 0
 
 

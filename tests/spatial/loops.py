@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from murmurate.bench._spatial_nets import ResNet18
+from murmurate.nets.batch_norm import BatchNorm
 from murmurate.spatial import parallelize
-from spatial.nets import ResNet18
 from waiting import until
 
 
@@ -23,25 +25,26 @@ def batches(steps: int, images: int, size: tuple[int, int] = (33, 36)) -> Any:
         )
 
 
-def resnet(width: int = 4) -> torch.nn.Module:
-    torch.manual_seed(2)
-    net = ResNet18(width).double()
-    for module in net.modules():  # as batch statistics of half a batch are other ones
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.eval()
-    return net
+def sum_and_die(sum_over_parts: Any, x: torch.Tensor) -> None:
+    """Dies within a batch normalisation: after the sum over the parts, before that over the replicas."""
+    sum_over_parts(x)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(loop: Any, steps: int = 20, images: int = 4, die: tuple[int, int] | None = None) -> dict[str, Any]:
-    """A small ResNet-18 under momentum; ``die``: (replica, part) is killed after three steps."""
-    net = resnet()
+    """A small ResNet-18 under momentum; ``die``: (replica, part) is killed in the fourth step. Replicas that
+    wait for one another have batch statistics of all their images."""
+    torch.manual_seed(2)
+    over_replicas = loop.size > 1 and loop.strategy.common_rounds
+    norm = functools.partial(BatchNorm, sum_over=loop.sum) if over_replicas else torch.nn.BatchNorm2d
+    net = ResNet18(width=4, norm=norm).double()
     if loop.parts.size > 1:
         parallelize(net, loop.parts)
     optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net)
     losses = []
     for step, (x, labels) in enumerate(loop.inputs(batches(steps, images))):
         if step == 3 and (loop.rank, loop.parts.rank) == die:
-            os.kill(os.getpid(), signal.SIGKILL)
+            loop.parts.sum = functools.partial(sum_and_die, loop.parts.sum)
         optimizer.zero_grad()
         loss = functional.cross_entropy(net(x), labels)
         loss.backward()
@@ -49,7 +52,8 @@ def train(loop: Any, steps: int = 20, images: int = 4, die: tuple[int, int] | No
         losses.append(loss.item())
         if step == 5 and die is not None and loop.rank != die[0]:
             until(lambda: die[0] not in loop.fabric.living(), "the news that the other replica has ended")
-    vector = torch.cat([p.detach().flatten() for p in net.parameters()])
+    # with the running statistics
+    vector = torch.cat([x.flatten() for x in net.state_dict().values() if x.is_floating_point()])
     return {
         "equal": all(torch.equal(vector, other) for other in loop.parts.gather(vector)),
         "losses": losses,

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import murmurate
 from murmurate.bench._spatial_layers import in_parts
+from murmurate.bench._spatial_nets import FCN, ResNet18, UNet, error_of_step
 from murmurate.errors import Refusal
 from murmurate.nets.batch_norm import BatchNorm
 from murmurate.nets.resnet import ResNet
 from murmurate.spatial import Parts, parallelize, scatter, whole, whole_again
-from spatial.nets import FCN, ResNet18, UNet
 
 
 def batch(size: tuple[int, int], classes: int, of_pixels: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,57 +39,62 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "size", "grid"), CASES)
 def test_a_training_step_equals_the_whole(kind, size, grid):
-    images, labels = batch(size, 3, of_pixels=kind is not ResNet18)
-    net = make(kind)
-    loss = functional.cross_entropy(net(images), labels)
-    gradients = torch.autograd.grad(loss, list(net.parameters()))
-
-    def step(parts):
-        own = parallelize(make(kind), parts)
-        own_loss = functional.cross_entropy(own(images), labels)
-        return own_loss.detach(), torch.autograd.grad(own_loss, list(own.parameters())), own.state_dict()
-
-    found = in_parts(grid, step)
-
-    for own_loss, _, state in found:
-        torch.testing.assert_close(own_loss, loss.detach(), atol=1e-12, rtol=1e-12)
-        torch.testing.assert_close(state, net.state_dict(), atol=1e-12, rtol=1e-12)
-    for index, gradient in enumerate(gradients):
-        mean = torch.stack([one[1][index] for one in found]).mean(0)
-        torch.testing.assert_close(mean, gradient, atol=1e-10, rtol=1e-10)
+    assert error_of_step(kind, size, grid) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet50"])
-@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
-def test_our_residual_nets_equal_the_whole(name, precision):
+def step_of_our_net(
+    name: str, precision: torch.dtype, grid: tuple[int, int]
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """The gradients of all parameters, and the state, after a step: all parts have the same state."""
     size = 32 if name == "resnet20" else 72
-
-    def make_net():
-        net = ResNet(name, (3, size, size), 10, width=8, generator=torch.Generator().manual_seed(4))
-        return net.double() if precision == torch.float64 else net
-
     images, labels = batch((size, size), 10, of_pixels=False)
     images = images.to(memory_format=torch.channels_last)
 
-    def loss_of(net):
-        with torch.autocast("cpu", precision, enabled=precision == torch.bfloat16):
-            return functional.cross_entropy(net(images), labels)
-
     def step(parts):
-        net = make_net()
-        own = loss_of(parallelize(net, parts) if parts.size > 1 else net)
-        return own.detach(), torch.autograd.grad(own, list(net.parameters())), net.state_dict()
+        net = ResNet(name, (3, size, size), 10, width=8, generator=torch.Generator().manual_seed(4))
+        for norm in net.modules():
+            if isinstance(norm, BatchNorm):  # some begin with 0, and then no gradient reaches their block
+                nn.init.ones_(norm.weight)
+        net = net.double() if precision == torch.float64 else net
+        if parts.size > 1:
+            parallelize(net, parts)
+        with torch.autocast("cpu", precision, enabled=precision == torch.bfloat16):
+            loss = functional.cross_entropy(net(images), labels)
+        return torch.autograd.grad(loss, list(net.parameters())), net.state_dict()
 
-    (expected,) = in_parts((1, 1), step)
-    found = in_parts((2, 1), step)
+    (gradients, state), *others = in_parts(grid, step)
+    for _, other in others:
+        assert all(torch.equal(value, state[key]) for key, value in other.items())
+    of_all = [gradients, *(other for other, _ in others)]
+    return [torch.stack(one).double().mean(0) for one in zip(*of_all, strict=True)], state
 
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3}[precision]
-    mean = [torch.stack(one).mean(0) for one in zip(*(f[1] for f in found), strict=True)]
-    for gradient, whole_gradient in zip(mean, expected[1], strict=True):
+
+NETS = pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet50"])
+
+
+@NETS
+@pytest.mark.parametrize(("precision", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
+def test_our_residual_nets_equal_the_whole(name, precision, tolerance):
+    expected, whole_state = step_of_our_net(name, precision, (1, 1))
+    found, state = step_of_our_net(name, precision, (2, 1))
+
+    for gradient, whole_gradient in zip(found, expected, strict=True):
         assert (gradient - whole_gradient).norm() <= tolerance * (whole_gradient.norm() + 1e-3)
-    for key, value in found[0][2].items():
-        assert torch.equal(value, found[1][2][key])
-        torch.testing.assert_close(value, expected[2][key], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(state, whole_state, atol=tolerance, rtol=tolerance)
+
+
+@NETS
+def test_our_residual_nets_in_bfloat16_are_rounded_no_more_than_the_whole(name):
+    """Gradients in bfloat16 are some ten percent off, or more; in parts none may be twice as far off. Layers
+    alone are exact: see ``test_convolutions_in_bfloat16_are_exact_where_nothing_is_rounded``."""
+    exact, exact_state = step_of_our_net(name, torch.float64, (1, 1))
+    of_whole, whole_state = step_of_our_net(name, torch.bfloat16, (1, 1))
+    found, state = step_of_our_net(name, torch.bfloat16, (2, 1))
+
+    for gradient, whole_gradient, exact_gradient in zip(found, of_whole, exact, strict=True):
+        assert (gradient - exact_gradient).norm() <= 2 * (whole_gradient - exact_gradient).norm()
+    for key, value in exact_state.items():
+        assert (state[key] - value).norm() <= 2 * (whole_state[key] - value).norm() + 1e-3
 
 
 @pytest.mark.parametrize("with_residual", [False, True])
@@ -158,6 +164,17 @@ def test_more_parts_than_rows_deep_in_a_net_are_refused_with_the_layer():
         in_parts((4, 1), lambda parts: parallelize(make(ResNet18), parts)(batch((64, 64), 3, False)[0]))
 
 
-def test_a_grid_needs_a_fabric():
-    with pytest.raises(Refusal, match="nothing connects the parts"):
+def grid_in_a_script(loop):
+    with pytest.raises(Refusal, match=r"connects 2 x 2 parts: .* \(this one has 2 x 1\) .* parts=\(2, 2\)\)"):
+        parallelize(FCN(), parts=(2, 2))
+    net = parallelize(FCN(), parts=(2, 1))
+    return net(torch.zeros(1, 3, 8, 8)).local.shape[-2]
+
+
+def test_a_grid_means_the_parts_of_the_script():
+    assert murmurate.run(grid_in_a_script, parts=2, strategy="solo", launcher="inline") == [4]
+
+    with pytest.raises(
+        Refusal, match=r"connects 2 x 2 parts: in a script they .* parts=\(2, 2\)\); elsewhere"
+    ):
         parallelize(FCN(), parts=(2, 2))

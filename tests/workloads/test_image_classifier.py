@@ -180,16 +180,23 @@ def test_it_learns_under_every_strategy_with_the_mean_of_the_learners_statistics
         torch.testing.assert_close(x, (one[key] + other[key]) / 2)
 
 
-@pytest.mark.parametrize(("strategy_name", "shared"), [("all-reduce", True), ("local-sgd", False)])
+@pytest.mark.parametrize(
+    ("strategy_name", "parts", "shared"),
+    [
+        ("all-reduce", 1, True),
+        ("local-sgd", 1, False),
+        pytest.param("all-reduce", 2, True, marks=pytest.mark.slow),
+    ],
+)
 def test_replicas_with_the_same_parameters_share_the_validation_images(
-    strategy_name: str, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy_name: str, parts: int, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = smallest("resnet20", tmp_path)
     learner = dataclasses.replace(cast(ImageClassifier, run.learner), validate_every=2)
     world = dataclasses.replace(cast(Any, run.world), validation=8)
     run = dataclasses.replace(
         run, world=world, learner=learner, strategy=strategy(strategy_name)(), replicas=2, launcher="inline",
-        env_steps=None, updates=2, probe_every_updates=0,
+        env_steps=None, updates=2, probe_every_updates=0, parts=(parts,),
     )  # fmt: skip
     seen: Counter[int] = Counter()
     logits = ClassifierLearner.logits

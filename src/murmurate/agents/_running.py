@@ -19,8 +19,8 @@ _LARGEST_REWARD = 10.0
 
 
 def statistics_group(context: Context) -> Group:
-    """The replicas that share statistics: all, if they exchange in common rounds (each at the same update)
-    and have one part each; else this replica alone."""
+    """The replicas that share statistics: all, if they exchange in common rounds (each at the same update);
+    else this replica alone."""
     try:
         return context.group()
     except Refusal:

@@ -1,24 +1,31 @@
-"""Time and memory of a convolution, whole on one core and in parts on a core each, in the same rounds."""
+"""Time and memory of a convolution or a net, whole on one core and in parts on a core each, in the same
+rounds."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from murmurate.bench import _roles
+from murmurate.bench._spatial_nets import batch_for
 from murmurate.fabric.interface import Fabric
-from murmurate.spatial import Parts, SpatialTensor, scatter
+from murmurate.spatial import Parts, SpatialTensor, parallelize, scatter
+
+Forward = Callable[[], tuple[Tensor, Tensor]]  # (input, output) of this member
 
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution with ``channels`` in and out, stride 1 and "same" padding, on images of size x size."""
+    """A convolution with ``channels`` in and out, stride 1 and "same" padding, on images of size x size.
+
+    net: makes a net (see ``_spatial_nets``), whose loss is computed in place of the convolution.
+    """
 
     size: int
     grid: tuple[int, int]
@@ -26,6 +33,7 @@ class Case:
     kernel: int = 3
     channels: int = 64
     batch: int = 1
+    net: Callable[[], nn.Module] | None = None
 
     @property
     def parts(self) -> int:
@@ -63,8 +71,26 @@ def timed(case: Case, rounds: int) -> tuple[Timing, Timing]:
 
 def work(fabric: Fabric, case: Case, rounds: int) -> dict[str, Timing]:
     """What one member measures: ``parts``, its own times; and ``whole`` at member 0, which alone computes the
-    whole layer, while the others wait for it."""
+    whole layer or net, while the others wait for it."""
     parts = Parts.open(fabric, case.grid)
+    whole, part, parameters = _layers(case, parts) if case.net is None else _nets(case.net, case, parts)
+    whole_times: list[tuple[float, ...]] = []
+    part_times: list[tuple[float, ...]] = []
+    for _ in range(1 + rounds):
+        if fabric.rank == 0:
+            whole_times.append(_times(whole))
+        _barrier(parts)
+        part_times.append(_times(part, lambda: _barrier(parts)))
+        _barrier(parts)
+    # the first round is a warm-up
+    result = {"parts": _timing(part_times[1:], activation_bytes(part, *parameters))}
+    if fabric.rank == 0:
+        result["whole"] = _timing(whole_times[1:], activation_bytes(whole, *parameters))
+    return result
+
+
+def _layers(case: Case, parts: Parts) -> tuple[Forward, Forward, Sequence[Tensor]]:
+    """(forward pass of the whole layer, that of this part, parameters)."""
     generator = torch.Generator().manual_seed(0)
     shape = case.batch, case.channels, case.size, case.size
     image = torch.randn(shape, generator=generator)
@@ -72,21 +98,23 @@ def work(fabric: Fabric, case: Case, rounds: int) -> dict[str, Timing]:
     weight.requires_grad_()
     part = scatter(image, parts)
     part = part.like(part.local.contiguous())
-    if fabric.rank:
-        del image
-    whole_times: list[tuple[float, ...]] = []
-    part_times: list[tuple[float, ...]] = []
-    for _ in range(1 + rounds):
-        if fabric.rank == 0:
-            whole_times.append(_times(_layer(image, weight, case)))
-        _barrier(parts)
-        part_times.append(_times(_layer(part, weight, case), lambda: _barrier(parts)))
-        _barrier(parts)
-    # the first round is a warm-up
-    result = {"parts": _timing(part_times[1:], activation_bytes(_layer(part, weight, case), weight))}
-    if fabric.rank == 0:
-        result["whole"] = _timing(whole_times[1:], activation_bytes(_layer(image, weight, case), weight))
-    return result
+    # the other members do not keep the whole image
+    return _layer(part if parts.rank else image, weight, case), _layer(part, weight, case), [weight]
+
+
+def _nets(
+    make: Callable[[], nn.Module], case: Case, parts: Parts
+) -> tuple[Forward, Forward, Sequence[Tensor]]:
+    """Like ``_layers``, for a net and its loss."""
+
+    def step(net: nn.Module) -> Forward:
+        images, labels = batch_for(net, (case.size, case.size), case.batch, torch.float32)
+        return lambda: (images, functional.cross_entropy(net(images), labels))
+
+    torch.manual_seed(0)  # all parts have the same parameters
+    whole, part = make(), make()
+    parameters = [*whole.parameters(), *part.parameters()]
+    return step(whole), step(parallelize(part, parts)), parameters
 
 
 def _timing(times: list[tuple[float, ...]], size: int) -> Timing:
@@ -98,8 +126,7 @@ def _barrier(parts: Parts) -> None:
     parts.sum(torch.zeros(1))
 
 
-def _layer(x: Tensor, weight: Tensor, case: Case) -> Callable[[], tuple[Tensor, Tensor]]:
-    """A function that computes (input, output) of this member."""
+def _layer(x: Tensor, weight: Tensor, case: Case) -> Forward:
     padding = case.dilation * (case.kernel // 2)
 
     def forward() -> tuple[Tensor, Tensor]:
@@ -114,9 +141,7 @@ def _layer(x: Tensor, weight: Tensor, case: Case) -> Callable[[], tuple[Tensor, 
     return forward
 
 
-def _times(
-    forward: Callable[[], tuple[Tensor, Tensor]], barrier: Callable[[], None] = lambda: None
-) -> tuple[float, float, float]:
+def _times(forward: Forward, barrier: Callable[[], None] = lambda: None) -> tuple[float, float, float]:
     """Seconds of a forward pass, and of a backward pass, before which members wait at ``barrier``; and CPU
     seconds of both."""
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -130,7 +155,7 @@ def _times(
     return forward_end - start, backward_end - backward_start, forward_cpu + backward_cpu
 
 
-def activation_bytes(forward: Callable[[], tuple[Tensor, Tensor]], *parameters: Tensor) -> int:
+def activation_bytes(forward: Forward, *parameters: Tensor) -> int:
     """Bytes of the output and of what is kept for the backward pass, without ``parameters``."""
     saved_bytes: dict[int, int] = {}
     parameter_storages = {p.untyped_storage().data_ptr() for p in parameters}

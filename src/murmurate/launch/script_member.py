@@ -75,10 +75,11 @@ class ScriptSettings:
         deadline = self.deadline_seconds
         grid = (1, 1) if is_centre else self.grid
         devices = self.devices[fabric.rank % len(self.devices)]
+        parts = Parts.open(fabric, grid, seed=self.seed, deadline_seconds=deadline)
         loop = OwnLoop(
             strategy,
             strategy_fabric,
-            parts=Parts.open(fabric, grid, seed=self.seed, deadline_seconds=deadline),
+            parts=parts,
             seed=self.seed,
             workers=self.workers,
             devices=devices,
@@ -88,7 +89,7 @@ class ScriptSettings:
         result = None
         if isinstance(sys.stdout, OfMain):
             sys.stdout.is_main = lambda: loop.is_main
-        with _current_device(devices[0]), loop:
+        with _current_device(devices[0]), parts.in_script(), loop:
             try:
                 result = self.main(loop)
             except SystemExit as end:

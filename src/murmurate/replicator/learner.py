@@ -50,8 +50,8 @@ class Context:
         in ``build``; it can be used from the first batch on. A learner that runs alone, in an evaluation for
         example, is a group of one.
 
-        Raises Refusal under a strategy whose replicas do not wait for one another, and for replicas of
-        several parts.
+        Where replicas have several parts (``--parts``), only ``BatchNorm`` can use it in training. Raises
+        Refusal under a strategy whose replicas do not wait for one another.
         """
         return Group.of_one() if self.open_group is None else self.open_group()
 

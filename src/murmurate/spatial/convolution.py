@@ -2,7 +2,8 @@
 
 Differs from the paper: while halos are being sent, each part computes all its outputs from its own pixels,
 and afterwards computes again only those that need a halo; so no padded copy of the image is made or kept.
-Strides, uneven sizes, and halos wider than a part are allowed.
+Where that is not possible or many need one, and in transposed convolution, all are computed once the halos
+have arrived. Strides, uneven sizes, and halos wider than a part are allowed.
 """
 
 from __future__ import annotations

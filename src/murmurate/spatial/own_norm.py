@@ -1,5 +1,5 @@
 """``nets.batch_norm.BatchNorm`` over the parts of a replica: its kernels process the pixels of one part, and
-its sums over replicas also include the parts."""
+its sums are over all parts, or over all parts of all replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
-from murmurate.nets.batch_norm import BatchNorm
+from murmurate.nets.batch_norm import BatchNorm, SumOver
 from murmurate.spatial.parts import Parts
 from murmurate.spatial.reductions import summed
 from murmurate.spatial.tensor import SpatialTensor, aligned
@@ -54,5 +54,30 @@ class NormOverParts:
             norm.sum_over = self._over_replicas
 
     def _sum_over(self, x: Tensor) -> Tensor:
-        total = summed(x, self._parts)
-        return total if self._over_replicas is None else self._over_replicas(total)
+        if self._over_replicas is None:
+            return summed(x, self._parts)
+        total: Tensor = _SumOverReplicas.apply(x, self._parts, self._over_replicas)  # type: ignore[no-untyped-call]
+        return total
+
+
+class _SumOverReplicas(torch.autograd.Function):
+    """The sum over all parts of all replicas; the backward pass is the same sum, of the gradients.
+
+    Only the first part of each replica sums over replicas; the others copy its result. So all parts of a
+    replica have the same bits, even if another replica dies meanwhile.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parts: Parts, over_replicas: SumOver) -> Tensor:
+        ctx.parts, ctx.over_replicas = parts, over_replicas
+        return _over_all(x, parts, over_replicas)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _over_all(gradient, ctx.parts, ctx.over_replicas), None, None
+
+
+def _over_all(x: Tensor, parts: Parts, over_replicas: SumOver) -> Tensor:
+    total = parts.sum(x)
+    return parts.from_leader(over_replicas(total) if parts.rank == 0 else total)

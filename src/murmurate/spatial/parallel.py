@@ -12,7 +12,7 @@ from murmurate.fabric.interface import Fabric
 from murmurate.nets.batch_norm import BatchNorm
 from murmurate.spatial import convolution, normalisation, pixelwise, pooling, reductions, resizing  # noqa: F401
 from murmurate.spatial.own_norm import NormOverParts
-from murmurate.spatial.parts import Parts, checked_grid
+from murmurate.spatial.parts import Parts, checked_grid, of_script
 from murmurate.spatial.tensor import SpatialTensor, scatter
 
 _HANDLES = "_spatial_handles"
@@ -48,18 +48,14 @@ def parallelize(
     parameter is the mean of the parts' gradients, which ``replica.descend`` and wrapped optimizers compute.
 
     in_evaluation: whether images are divided in evaluation mode, too; all parts must then evaluate together.
-    parts: from ``replicator.parts`` or ``Parts.open``; or a grid such as (2, 2), opened on ``fabric``.
+    parts: from ``replicator.parts`` or ``Parts.open``; or a grid such as (2, 2), opened on ``fabric``, or
+    without one the grid of this script's replicas (``murmurate.run(..., parts=(2, 2))``).
 
-    Raises Refusal for a grid without ``fabric``, and one that names the layers that cannot be computed in
-    parts, here or at their first call.
+    Raises Refusal for another grid without ``fabric``, and one that names the layers that cannot be computed
+    in parts, here or at their first call.
     """
     if not isinstance(parts, Parts):
-        if fabric is None:
-            raise Refusal(
-                "parts is a grid, and nothing connects the parts: give replicator.parts in a script that "
-                "murmurate.run(..., parts=...) started, or a fabric"
-            )
-        parts = Parts.open(fabric, checked_grid(parts))
+        parts = _parts_of(checked_grid(parts), fabric)
     _check(module)
     whole_again(module)
     handles: list[Any] = [module.register_forward_pre_hook(_Scatter(parts, in_evaluation), with_kwargs=True)]
@@ -74,6 +70,19 @@ def parallelize(
         whole_again(module)
         raise
     return module
+
+
+def _parts_of(grid: tuple[int, int], fabric: Fabric | None) -> Parts:
+    if fabric is not None:
+        return Parts.open(fabric, grid)
+    own = of_script.get()
+    if own is not None and own.grid == grid:
+        return own
+    present = "" if own is None else f" (this one has {own.grid[0]} x {own.grid[1]})"
+    raise Refusal(
+        f"nothing connects {grid[0]} x {grid[1]} parts: in a script{present} they are those of "
+        f"murmurate.run(main, parts={grid}); elsewhere give a fabric"
+    )
 
 
 def whole_again(module: nn.Module) -> nn.Module:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -33,6 +35,10 @@ class Expected(NamedTuple):
     sender: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+# the parts of the replica whose script this thread runs; None outside ``murmurate.run``
+of_script: ContextVar[Parts | None] = ContextVar("parts of the script", default=None)
 
 
 class Parts:
@@ -103,6 +109,15 @@ class Parts:
         opened = cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
         opened._open_channel = lambda label, like: fabric.channel(f"{name} {label}", like, members)
         return opened
+
+    @contextlib.contextmanager
+    def in_script(self) -> Iterator[None]:
+        """Meanwhile these are ``of_script`` in this thread."""
+        token = of_script.set(self)
+        try:
+            yield
+        finally:
+            of_script.reset(token)
 
     def share(self, replica: Replica) -> PartsVector:
         """``replica``'s vector on all parts, with the leader's values (see ``PartsVector``).
@@ -176,6 +191,18 @@ class Parts:
         for addend in rest:
             total += addend
         return total
+
+    def from_leader(self, x: Tensor) -> Tensor:
+        """``x`` of part 0, the leader, on every part; shapes and dtypes must be the same.
+
+        The leader may take any time, as it may wait for other replicas. Not differentiable.
+        """
+        if self.rank == 0:
+            self.receive(self.send([(part, x) for part in range(1, self.size)]), [])
+            return x
+        expected = [Expected(0, tuple(x.shape), x.dtype)]
+        (arrived,) = self.receive(self.send([]), expected, patient=True)
+        return arrived.to(x.device, copy=True)  # messages are views of a queue's memory
 
     # -- internals ----------------------------------------------------------------------------------
 
@@ -286,21 +313,14 @@ class PartsVector:
         self._parts.require(self._channel.mean_(replica.grad) == self._parts.size)
         if replica.measure:
             replica.own_gradient = replica.grad.clone()  # the gradient of the whole replica, not of this part
+        outcome = torch.zeros(len(Exchange._fields) + 1, dtype=torch.int64)
         if self._parts.rank == 0:
-            exchange = step(replica)
-            outcome = torch.tensor([*exchange, replica.clock], dtype=torch.int64)
-            messages = [(part, outcome) for part in range(1, self._parts.size)]
-            self._parts.receive(self._parts.send(messages), [])
-        else:
-            expected = Expected(0, (len(Exchange._fields) + 1,), torch.int64)
-            # the leader may wait for other replicas, with deadlines of the strategy and the fabric
-            (outcome,) = self._parts.receive(self._parts.send([]), [expected], patient=True)
-            *fields, clock = (int(n) for n in outcome)
-            exchange = Exchange(*fields)
-            while replica.clock < clock:
-                replica.tick()
+            outcome = torch.tensor([*step(replica), replica.clock], dtype=torch.int64)
+        *fields, clock = (int(n) for n in self._parts.from_leader(outcome))
+        while replica.clock < clock:
+            replica.tick()
         self.broadcast(replica.params.data)
-        return exchange
+        return Exchange(*fields)
 
     def broadcast(self, vector: Tensor) -> None:
         """Replace ``vector`` [N] on every part by the leader's. Raises PartLost if the leader has died."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -40,8 +39,7 @@ def build_learner(
         planned *= run.replicas
     examples = validation = None
     averaged = run.replicas if run.strategy.averages_gradients else 1
-    # replicas of several parts have no collectives
-    identical = averaged > 1 and math.prod(run.grid) == 1 and open_group is not None
+    identical = averaged > 1 and open_group is not None
     if with_examples and run.learner.requires.kind == "examples":
         split = cast(DataSet, run.world).divided()
         examples, validation = split.train, split.validation if rank == 0 or identical else None
@@ -83,11 +81,6 @@ def group_opener(run: Run, fabric: Fabric, members: Sequence[int]) -> Callable[[
 
     @functools.cache
     def open_group() -> Group:
-        if math.prod(run.grid) > 1:
-            raise Refusal(
-                "this learner needs collectives among its replicas, and replicas of several parts have none: "
-                "leave out --parts, or what needs them (--agent.batch-norm local)."
-            )
         if not run.strategy.common_rounds:
             raise Refusal(
                 "this learner needs collectives among its replicas, and they do not wait for one another "

@@ -15,10 +15,11 @@ from murmurate.errors import Refusal
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import take_signals
 from murmurate.replica.vector import Replica
+from murmurate.replicator.collectives import Group
 from murmurate.spatial import PartLost
 from murmurate.spec import Batch
 from murmurate.training.members import build_learner
-from murmurate.training.part_processes import PartSettings, PartsOfReplica
+from murmurate.training.part_processes import LeaderAlone, PartSettings, PartsOfReplica
 
 
 def learn_along(settings: PartSettings) -> None:
@@ -29,7 +30,9 @@ def learn_along(settings: PartSettings) -> None:
     memory_file = SharedMemoryFile(settings.memory)
     replica_parts = PartsOfReplica(run, settings.rank, settings.part, memory_file)
     replicate = functools.partial(replica_parts.replicate, Replica)
-    learner = build_learner(run, settings.rank, replicate, with_examples=False)
+    learner = build_learner(
+        run, settings.rank, replicate, open_group=lambda: Group(LeaderAlone()), with_examples=False
+    )
     while True:
         learner.learn(Batch(replica_parts.receive()))
 

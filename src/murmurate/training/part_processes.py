@@ -13,8 +13,9 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from murmurate.fabric.processes.module_process import end_process
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import open_run_state
 from murmurate.replica.vector import MakeOptimizer, Replica
+from murmurate.replicator.gather import NoExchange
 from murmurate.replicator.learner import Learner, Replicate
 from murmurate.replicator.replica_parts import SharedVector
 from murmurate.spatial import Parts, parallelize
@@ -111,6 +113,17 @@ class PartsOfReplica:
             for replica, vector in self._shared.values():
                 vector.broadcast(replica.params.data)
                 replica.reload()
+
+
+class LeaderAlone(NoExchange):
+    """Stands for the exchange of a group on all parts but the first, which alone is in the group of the
+    replicas. ``BatchNorm`` copies its sums (see ``spatial.own_norm``)."""
+
+    def gather(self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False) -> NoReturn:
+        raise Refusal(
+            f"this learner makes a collective of its own ({call}), and with --parts only batch normalisation "
+            "over replicas can: leave out --parts"
+        )
 
 
 class LearnerInParts:
