@@ -161,9 +161,10 @@ def copies(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, flo
 
 
 def revision(checkout: Path) -> str:
-    """The commit of a checkout, with "-dirty" where files differ from it."""
+    """The commit of a checkout, with "-dirty" where files differ from it; "unknown" outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=checkout).stdout.strip()
+    found = subprocess.run(command, capture_output=True, text=True, cwd=checkout)
+    return found.stdout.strip() or "unknown"
 
 
 def result(ratios: dict[str, list[float]], other: Path, rounds: int, names: list[str]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_jins_comparison_is_computed_once(tmp_path, monkeypatch):
     curve, _ = jin_imagenet.real(plan, 2, "pull-gossip", QUIET)
     for name, end in (("seconds", result["real"][1]["seconds"]), ("passes", 2)):
         values = [point[name] for point in curve.points]
-        assert len(values) > 2
+        assert len(values) >= 2  # how many depends on the time, as a run is recorded once a second
         assert values == sorted(values)
         assert values[-1] == pytest.approx(end, rel=0.1)
     assert (tmp_path / "runs" / "curves.png").stat().st_size > 5_000

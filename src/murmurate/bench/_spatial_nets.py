@@ -15,7 +15,7 @@ from murmurate.spatial import Parts, parallelize
 Norm = Callable[[int], nn.Module]  # makes the normalisation of so many channels
 
 
-class Block(nn.Module):
+class PlainBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
@@ -46,7 +46,7 @@ class ResNet18(nn.Module):
         for stage in range(4):
             outputs = width << stage
             for index in range(2):
-                layers.append(Block(channels, outputs, 2 if stage and not index else 1, norm))
+                layers.append(PlainBlock(channels, outputs, 2 if stage and not index else 1, norm))
                 channels = outputs
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(channels, classes)

@@ -31,7 +31,17 @@ from murmurate.training.interrupts import hangup_terminates
 
 # options that take no value, of the verbs that take a name
 _WITHOUT_VALUE = frozenset(
-    ("--apply", "--check", "--continue", "--dry-run", "--json", "--profile", "--skip-bad", "--transpose")
+    [
+        "--apply",
+        "--check",
+        "--continue",
+        "--dry-run",
+        "--json",
+        "--link",
+        "--profile",
+        "--skip-bad",
+        "--transpose",
+    ]
 )
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
