@@ -329,6 +329,11 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("repetitions", "perplexity.repetitions"),
         ],
     ),
+    "fpga-learner": (
+        "seed",
+        lambda result: [(f"{seed}", run) for seed, run in enumerate(result["runs"])],
+        [("mean return of the games", "return"), ("env steps", "env_steps")],
+    ),
     "mapping-table": (
         "environment, batch",
         _mapping,
