@@ -116,6 +116,8 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("memory share of 2 parts", "memory_share_2"),
         ("speed-up of 2 parts", "speedup_2"),
         ("dilated", "speedup_2_dilated"),
+        ("ResNet-18", "speedup_2_nets.resnet18"),
+        ("U-Net", "speedup_2_nets.unet"),
     ],
     "topics": [
         ("documents / CPU s", "documents_per_second"),
