@@ -336,6 +336,19 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         lambda result: [(f"{seed}", run) for seed, run in enumerate(result["runs"])],
         [("mean return of the games", "return"), ("env steps", "env_steps")],
     ),
+    "spatial-table": (
+        "pixels, dilation, parts",
+        lambda result: [
+            (f"{row['size']} x {row['size']}, {row['dilation']}, {row['parts']}", row) for row in result["rows"]
+        ],
+        [
+            ("forward, ms, whole", "whole_forward_ms"),
+            ("in parts", "forward_ms"),
+            ("backward, ms, whole", "whole_backward_ms"),
+            ("in parts", "backward_ms"),
+            ("memory share of a part", "memory_share"),
+        ],
+    ),
     "mapping-table": (
         "environment, batch",
         _mapping,
