@@ -339,7 +339,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
     "spatial-table": (
         "pixels, dilation, parts",
         lambda result: [
-            (f"{row['size']} x {row['size']}, {row['dilation']}, {row['parts']}", row) for row in result["rows"]
+            (f"{row['size']} x {row['size']}, {row['dilation']}, {row['parts']}", row)
+            for row in result["rows"]
         ],
         [
             ("forward, ms, whole", "whole_forward_ms"),

@@ -66,7 +66,7 @@ def test_jins_comparison_is_computed_once(tmp_path, monkeypatch):
     assert [row["method"] for row in result["rows"]] == ["all-reduce", "pull-gossip"]
     assert [sentence[:12] for sentence in result["verdict"]] == ["2 members: g", "2 processes:"]
     assert [row["method"] for row in result["real"]] == ["all-reduce", "pull-gossip"]
-    curve, _ = jin_imagenet.real(plan, 2, "pull-gossip", QUIET)
+    curve, _ = jin_imagenet.real(plan, 2, "pull-gossip", QUIET) or pytest.fail("it diverged")
     for name, end in (("seconds", result["real"][1]["seconds"]), ("passes", 2)):
         values = [point[name] for point in curve.points]
         assert len(values) >= 2  # how many depends on the time, as a run is recorded once a second

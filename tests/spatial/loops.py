@@ -61,6 +61,7 @@ def train(loop: Any, steps: int = 20, images: int = 4, die: tuple[int, int] | No
         "state": net.state_dict(),
         "optimizer": optimizer.state_dict(),
         "heard": optimizer.last.heard,
+        "updates": optimizer.replica.clock,
         "main": loop.is_main,
     }
 

@@ -105,6 +105,7 @@ def test_every_asynchronous_strategy_steps_once_a_replica(strategy):
 
     assert [one["losses"][0] for one in found] == pytest.approx(first_losses(), rel=1e-9)
     for one in found:
+        assert one["updates"] == 3
         assert all(torch.isfinite(x).all() for x in one["agreed"].values())
         assert one["equal"]
 

@@ -334,7 +334,8 @@ class TrainedModel:
 
         Raises:
             Refusal: for fewer than one game, a negative seed, ``sample`` for a model that takes no actions,
-                ``images`` for another model or with a folder of no class, and where the data are gone.
+                ``images`` for another model or with a folder named after none of the run's classes, and
+                where the data are gone.
         """
         episodes, seed = integer("episodes", episodes, int), integer("seed", seed, Seed)
         with keeping_threads():

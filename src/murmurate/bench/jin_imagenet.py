@@ -112,7 +112,7 @@ FULL = JinImagesPlan()
 def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
     """Loss against virtual time and against passes, and of real processes against wall time: ``rows``, and
     ``real`` of the processes, have the validation loss at the time until which all methods take large steps,
-    and the test loss at the end of the run. A figure has the curves."""
+    and the test loss at the end of the run; real runs that diverged are left out. A figure has the curves."""
     check(plan)
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,8 @@ def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
         for curve in simulated(plan, members, batch, seed, log)
     ]
     rows = [row(members, method, curves) for members, method in itertools.product(plan.members, plan.methods)]
-    processes = [real(plan, *each, log) for each in itertools.product(plan.real_members, plan.methods)]
+    found = [real(plan, *each, log) for each in itertools.product(plan.real_members, plan.methods)]
+    processes = [each for each in found if each is not None]
     real_curves = [curve for curve, _ in processes]
     real_rows = [
         row(curve.members, curve.method, real_curves) | {"staleness_max": staleness}
@@ -280,9 +281,9 @@ def verdict(rows: Sequence[dict[str, Any]], kind: str = "members") -> list[str]:
     return sentences
 
 
-def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> tuple[TrainingCurve, int]:
+def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> tuple[TrainingCurve, int] | None:
     """A method between processes of this host, with seed 0: its curve by wall time, and the greatest
-    staleness."""
+    staleness; None if it diverged."""
     run = planned(plan, method, members, plan.batches[0], 0)
     learner = cast(ImageClassifier, run.learner)
     images = plan.passes * run.world.spec().examples
@@ -301,11 +302,14 @@ def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> tuple[Trai
         "--agent.milestones", ",".join(map(str, _MILESTONES)),
         "--agent.warmup", "0",
         "--agent.weight-decay", "1e-4",
+        "--agent.precision", learner.precision,
         "--agent.validate-every", str(learner.validate_every),
     )  # fmt: skip
     folder = Path(plan.where) / f"real-{method}-{members}-{plan.width}-to-{images}"
     resumable = ResumableRun(run.recipe, settings, 0, (images,), folder, label=f"{method}, real")
     summary = _resumable.train(resumable, log)[images]
+    if _resumable.diverged(summary):
+        return None
     records = [record for record in read_metrics(folder / "metrics.jsonl") if "kind" not in record]
     points = points_of(run, records, summary, summary["wall_seconds"])
     return TrainingCurve(method, members, 0, points, real=True), summary["staleness_max"]

@@ -85,6 +85,8 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.mapping.search import search
 
     if options.link:
+        if options.apply or options.check or options.json or options.page is not None:
+            raise Refusal("--link only measures: leave out --apply, --check, --json and --page.")
         return _measure_link(options.on or PROFILE)
     for verb, does in (("check", "runs configurations"), ("apply", "trains")):
         if options.hosts > 1 and getattr(options, verb):
@@ -300,10 +302,11 @@ def _profile(
     if not options.profile and learning.answers(costs.learning, run, options.target, strategies):
         return profile
     if not here:
+        named = "" if options.strategies is None else f" --strategies {quoted(options.strategies)}"
         raise Refusal(
             f"{path} is of another machine, and does not say how fast {run.recipe} with these settings "
             f"reaches {options.target:g}. Measure it there: murmurate plan {quoted(run.recipe)} --profile "
-            f"--target {options.target:g} --on FILE."
+            f"--target {options.target:g}{named} --on FILE."
         )
     costs.learning = learning.measure(run, options.target, _say, strategies=strategies)
     profile.renew()

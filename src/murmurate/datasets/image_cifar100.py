@@ -18,7 +18,9 @@ from murmurate.ranges import NonNegativeFloat, Seed
 
 _FILES = ("train.bin", "test.bin")
 _LEVELS = (("coarse_label_names.txt", 20), ("fine_label_names.txt", 100))  # in the order of an image's labels
-_WANTED = f"CIFAR-100's binary version: the folder with {', '.join(_FILES)} and {_LEVELS[1][0]}"
+_WANTED = (
+    f"CIFAR-100's binary version: the folder with {', '.join((*_FILES, *(name for name, _ in _LEVELS)))}"
+)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -308,7 +309,11 @@ class OtherImages(World):
                         f"There is no class {name}, as {folder / name} is named: the run's are {some}. Name "
                         "the folder that has a folder of each class, and move others elsewhere."
                     )
-            index = _index(folder, list(self.classes), self.world.skip_bad, Counter())
+            left_out: Counter[str] = Counter()
+            index = _index(folder, list(self.classes), self.world.skip_bad, left_out)
+        if left_out:
+            causes = ", ".join(f"{count} ({cause})" for cause, count in left_out.items())
+            warnings.warn(f"files of {folder} that are left out: {causes}", stacklevel=2)
         images = ImageFiles(index, self.world.size, self.world.shortest, self.world.skip_bad)
         none = Subset(images, np.empty(0, np.int64))
         return Split(none, none, images)
@@ -320,12 +325,14 @@ def other_images(
     """The images in the folder ``path``, to evaluate a run on ``world``.
 
     fingerprint: of the run's data set, which is not read then. Raises Refusal if the run does not learn from
-    image files.
+    image files, and for an empty path.
     """
     if not isinstance(world, ImageFilesWorld):
         raise Refusal(
             f"--images (images in Python) is for runs on image files, and the world of this one is "
             f"{world.name}. Leave it out; predict in Python takes arrays of other images (docs/images.md)."
         )
+    if not os.fspath(path):
+        raise Refusal("images is an empty path: name the folder that has a folder of each class.")
     classes = (world.fingerprint() if fingerprint is None else fingerprint)["classes"]
     return OtherImages(world, os.path.expanduser(path), tuple(classes))

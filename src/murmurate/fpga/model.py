@@ -20,7 +20,7 @@ Provenance = Literal["measured-pnr", "interpolated-pnr", "assumed"]
 @functools.cache
 def table() -> tuple[dict[str, Any], ...]:
     """The committed results of ``place_and_route``, whose clocks are static timing estimates, without a
-    board. Those before 2026-11-30 stored no rows."""
+    board. Those without ``row_bits`` stored no rows."""
     rows: list[dict[str, Any]] = json.loads(TABLE.read_text())
     return tuple({"row_bits": 0, **row} for row in rows)
 

@@ -114,7 +114,7 @@ def _extra_seconds(shared: Replicator, replica: Replica) -> list[float]:
     alone = Replica("alone", _Parameters(len(replica)), _sgd)
     _repeat(lambda: replica.exchange(replica), _WARM_UP_CALLS)
     calls, times = _whole_periods(shared.strategy, _CALLS), []
-    for _ in range(_WINDOWS):
+    for _ in range(max(2, _WINDOWS * _CALLS // calls)):  # fewer of long periods
         exchanging = _seconds(lambda: replica.exchange(replica), calls)
         times.append(exchanging - _seconds(alone.update, calls))
     return times

@@ -116,8 +116,9 @@ def answers(known: Learning | None, run: Run, target: float, strategies: Sequenc
     """Whether ``known`` tells how fast ``run`` reaches ``target``, also with each of ``strategies``."""
     if known is None or (known.target, known.of) != (target, learned_by(run)):
         return False
-    others = {strategy_factor(each) for each in strategies if each.name != run.strategy.name} - {None}
-    return others <= {*known.exponents, *known.missed}
+    wanted = {strategy_factor(each) for each in strategies} - {None}
+    trained = {name for name, *_ in factor_pairs(run, strategies)}  # that of solo is not
+    return wanted & trained <= {*known.exponents, *known.missed}
 
 
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:

@@ -53,6 +53,8 @@ def search(
     strategies: those that are considered; () for those of ``strategies_of``.
     Raises Refusal if the profile lacks the costs of this recipe, or what the objective needs.
     """
+    if objective == "memory" and hosts > 1:
+        raise Refusal("--objective memory is for the memory of one host: leave out --hosts.")
     strategies = strategies or strategies_of(run, shorter=objective == "time")
     learning = _checked(run, profile, objective, log)
     searching = _Search(run, profile, objective, hosts, log, strategies, learning)

@@ -109,9 +109,9 @@ def _check(run: Run, cluster: Cluster) -> None:
         raise Refusal(
             "a simulated run is not evaluated while it learns: leave out --evaluate-every-env-steps."
         )
+    run.validate()
     if len(run.parts) > 1 or run.parts[0] > 1:
         raise Refusal("a simulated member has no parts of its own: leave out --parts")
-    run.validate()
 
 
 class Simulation:

@@ -76,8 +76,8 @@ class ImaginedSourceConfig(SourceConfig):
     """Batches of imagined and real transitions, for a learner with a model.
 
     simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
-        the other half steps in native threads or another process; useless where simulators step in the
-        learner's own thread, as gymnasium's do unless ``served``.
+        the other half steps in native threads or another process; useless where the learner waits
+        while they step, as for gymnasium's unless ``served``.
     capacity: number of real transitions that are kept; the oldest are overwritten.
     learning_starts: env steps of each learner, with uniformly random actions, before the first fit.
     updates_per_step: number of batches for each env step after ``learning_starts``.

@@ -39,8 +39,8 @@ class ReplaySourceConfig(SourceConfig):
     """Batches of transitions from a replay, which the learner or its actor processes fill.
 
     simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
-        the other half steps in native threads or another process; useless where simulators step in the
-        learner's own thread, as gymnasium's do unless ``served``.
+        the other half steps in native threads or another process; useless where the learner waits
+        while they step, as for gymnasium's unless ``served``.
     replay: size, sampling and storage of each learner's replay.
     actors: number of actor processes of each learner; they share its simulators and act while it learns
         (Ape-X). With 0 the learner acts itself.

@@ -30,8 +30,8 @@ class RolloutSourceConfig(SourceConfig):
     """Rollouts of the learner's own policy.
 
     simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
-        the other half steps in native threads or another process; useless where simulators step in the
-        learner's own thread, as gymnasium's do unless ``served``.
+        the other half steps in native threads or another process; useless where the learner waits
+        while they step, as for gymnasium's unless ``served``.
     """
 
     simulators: PositiveInt = 16

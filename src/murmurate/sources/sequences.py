@@ -37,8 +37,8 @@ class SequenceSourceConfig(SourceConfig):
     """Sequences of the learner's own latest env steps.
 
     simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
-        the other half steps in native threads or another process; useless where simulators step in the
-        learner's own thread, as gymnasium's do unless ``served``.
+        the other half steps in native threads or another process; useless where the learner waits
+        while they step, as for gymnasium's unless ``served``.
     collect_env_steps: env steps that a learner collects with one policy (one batch of env steps), rounded up
         to a multiple of ``simulators``.
     minibatches: number of minibatches drawn after each batch of env steps.

@@ -102,8 +102,8 @@ def _warn_of_double_buffer(run: Run) -> None:
     if not cast(SimulatorWorld, run.world).steps_in_background:
         warnings.warn(
             f"--double-buffer true (double_buffer=True in Python) saves no time: the learner waits while the "
-            f"simulators of {run.world.name} step. Leave it out, or move them into another process, where "
-            "each step costs a message more: --world.served true.",
+            f"simulators of {run.world.name} step. Leave it out. (Where --world.served true moves them into "
+            "another process it saves time, but each step costs a message more.)",
             stacklevel=2,
         )
 

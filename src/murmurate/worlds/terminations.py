@@ -42,8 +42,8 @@ def termination(world: str, name: str = AUTO) -> Termination:
     known = terminations()
     if world not in known:
         raise Refusal(
-            f"A model of {world} cannot tell where its episodes end: that is known for {len(known)} worlds, "
-            "whose mbpo recipes 'murmurate list recipes --json' names. Write a function of observations "
+            f"A model of {world} cannot tell where its episodes end: that is known for the worlds whose mbpo "
+            "recipes 'murmurate list recipes --json' names. Write a function of observations "
             "[B, ...] to bool [B]: --agent.termination FILE.py:FUNCTION."
         )
     return known[world]
