@@ -179,6 +179,7 @@ class World(Protocol):
     # what ``env_steps`` counts: "env steps" for simulators; for a data set its examples, in the plural
     # ("documents")
     unit: ClassVar[str] = "env steps"
+    has_image_files: ClassVar[bool] = False  # whether it is an ``ImageFilesWorld``, which decodes files
 
     @property
     def name(self) -> str: ...

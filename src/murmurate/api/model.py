@@ -292,7 +292,7 @@ class TrainedModel:
         given = array_of(without_tensors(observation))
         if given is None or given.shape[-len(shape) :] != shape or given.ndim - len(shape) not in (0, 1):
             kind = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
-            from_files = hasattr(self.run.world, "images")
+            from_files = self.run.world.has_image_files
             hint = " model.run.world.images(files) reads image files." if from_files else ""
             raise Refusal(
                 f"the observation is {kind}, and the model reads {list(shape)}, or a batch of these.{hint}"

@@ -71,6 +71,8 @@ class ImageFilesWorld(ImageWorld):
     shortest: int
     skip_bad: bool
 
+    has_image_files: ClassVar[bool] = True
+
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         """What was left out of the index; other damaged images are found only when they are decoded."""
         return self.load().skipped_images()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -327,12 +327,13 @@ def other_images(
     fingerprint: of the run's data set, which is not read then. Raises Refusal if the run does not learn from
     image files, and for an empty path.
     """
-    if not isinstance(world, ImageFilesWorld):
+    if not world.has_image_files:
         raise Refusal(
             f"--images (images in Python) is for runs on image files, and the world of this one is "
             f"{world.name}. Leave it out; predict in Python takes arrays of other images (docs/images.md)."
         )
     if not os.fspath(path):
         raise Refusal("images is an empty path: name the folder that has a folder of each class.")
-    classes = (world.fingerprint() if fingerprint is None else fingerprint)["classes"]
-    return OtherImages(world, os.path.expanduser(path), tuple(classes))
+    own = cast(ImageFilesWorld, world)
+    classes = (own.fingerprint() if fingerprint is None else fingerprint)["classes"]
+    return OtherImages(own, os.path.expanduser(path), tuple(classes))
