@@ -151,6 +151,21 @@ def test_each_record_of_an_actor_is_handed_over() -> None:
         assert found.seconds["handover"] == pytest.approx(actors * MILLISECOND), "a trajectory of each actor"
 
 
+@pytest.mark.parametrize(("measured", "seconds"), [(None, 0.6), (0.0, 0.0), (2.5, 2.5)])
+def test_a_handover_costs_something_else_where_cores_are_shared(
+    measured: float | None, seconds: float
+) -> None:
+    run = with_source(recipe("cartpole-dqn"), actors=1, simulators=8)
+    times = {}
+    for cores in (1, 2):
+        profile = profile_of(run, cores, act=line(4 * MILLISECOND), forward=line(4 * MILLISECOND))
+        costs = profile.recipes[key(run)]
+        costs.handover_seconds = MILLISECOND
+        costs.shared_handover_seconds = None if measured is None else measured * MILLISECOND
+        times[cores] = 1 / predict(run, profile).updates_per_second / MILLISECOND
+    assert times == {1: pytest.approx(4 + 4 + seconds), 2: pytest.approx(4 + 1)}
+
+
 def test_an_exchange_is_paid_in_every_update() -> None:
     run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2)
     profile = profile_of(run, forward=line(10 * MILLISECOND))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +13,17 @@ import pytest
 
 from murmurate.cli.options import change
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes.fork_server import workers_on_one_core
 from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.launch.together import run_together
 from murmurate.mapping import check, exchange, measure, pilot, rounds
 from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
 from murmurate.mapping.pilot import Pilot, pilot_run, steady
 from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
-from murmurate.mapping.profile import DeviceProfile, exchange_key, key
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
 from murmurate.recipes import recipe
+from murmurate.spec import Placement
 from murmurate.strategies import strategies, strategy
 from murmurate.training.run import Run
 
@@ -166,6 +172,47 @@ def test_measured_again_a_profile_has_a_new_date_and_keeps_what_was_learned(
     assert profile.recipes[key(run)] is not costs
     assert measure.add_exchange(profile, run, SILENT, again=True)
     assert [line.a for line in profile.exchange.values()] == [2.0]
+
+
+def test_handovers_are_measured_on_two_cores_and_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recipe("cartpole-dqn")  # with 2 simulators a batch takes four steps, each of which is a record
+    forward, act = (Line(a, 0.0, (a, 0.0), (a, 0.0), (1, 9)) for a in (6e-3, 1e-3))
+    lines = dict.fromkeys(PRIMITIVES, Line(0.0, 0.0, (0.0, 0.0), (0.0, 0.0), (1, 9)))
+    costs = RecipeCosts(lines | {"forward": forward, "act": act}, dict.fromkeys(PRIMITIVES, 1.0), 0.0, 99)
+    profile, asked, cores = DeviceProfile(2, recipes={key(run): costs}), list[Run](), [2]
+
+    def measured(actor_run: Run, seconds: float) -> float:
+        asked.append(actor_run)
+        milliseconds = {2: 7.0, 1: 12.0}[cores[0]] + len(asked) % 2  # of a batch: the second run is faster
+        return 8 / (1e-3 * milliseconds)
+
+    @contextlib.contextmanager
+    def one_core() -> Iterator[None]:
+        cores[0] = 1
+        yield
+        cores[0] = 2
+
+    monkeypatch.setattr(measure, "measured", measured)
+    monkeypatch.setattr(measure, "workers_on_one_core", one_core)
+    assert measure._handovers(profile, run, SILENT) == (
+        pytest.approx((7e-3 - 6e-3) / 4),
+        pytest.approx((12e-3 - (6e-3 + 4 * 1e-3)) / 4),
+    )
+    assert {(each.source.actors, each.source.simulators, each.replicas) for each in asked} == {(1, 2, 1)}  # type: ignore[attr-defined]
+    threads = dataclasses.replace(run, placement=Placement(threads=2))
+    assert measure._handovers(profile, threads, SILENT) == (0.0, None), "threads of a process share no cores"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity")
+def test_workers_can_be_put_on_one_core() -> None:
+    with workers_on_one_core():
+        [alone] = run_together(1, cores_of_a_worker)
+    assert len(alone) == 1
+    assert run_together(1, cores_of_a_worker) == [os.sched_getaffinity(0)]
+
+
+def cores_of_a_worker(_: object) -> set[int]:
+    return os.sched_getaffinity(0)
 
 
 def test_an_exchange_that_fails_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ def a_profile() -> DeviceProfile:
         dict.fromkeys(PRIMITIVES, some), dict.fromkeys(PRIMITIVES, 1.2), 0.1, 99, [(8, 64)], learning
     )
     profile.recipes["one"].vectors = [(90, 1.0), (9, 0.5)]
+    profile.recipes["one"].shared_handover_seconds = 2e-4
     profile.exchange["gala x2"] = some
     profile.links["network"] = Link(1e-4, 1e9, "assumed")
     return profile
@@ -57,6 +58,14 @@ def test_a_profile_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     profile = a_profile()
     save(profile, tmp_path / "p.json")
     assert load(tmp_path / "p.json") == profile
+
+
+def test_an_older_profile_knows_no_handovers_on_shared_cores(tmp_path: Path) -> None:
+    save(a_profile(), tmp_path / "p.json")
+    stored = json.loads((tmp_path / "p.json").read_text())
+    del stored["recipes"]["one"]["shared_handover_seconds"]
+    (tmp_path / "p.json").write_text(json.dumps(stored))
+    assert load(tmp_path / "p.json").recipes["one"].shared_handover_seconds is None
 
 
 def test_a_profile_that_cannot_be_written_stays_as_it_was(

@@ -242,13 +242,13 @@ def test_a_variant_whose_actors_fail_is_left_out(monkeypatch: pytest.MonkeyPatch
     bfloat16 = in_precision(run, "bfloat16")
     assert bfloat16 is not None
 
-    def handover(profile: DeviceProfile, each: Run, log: Any) -> float:
+    def handovers(profile: DeviceProfile, each: Run, log: Any) -> tuple[float, float]:
         if each == bfloat16:
             raise RunFailed("too slow")
-        return 0.0
+        return 0.0, 0.0
 
     monkeypatch.setattr(rounds, "measure", lambda *_: counted(1e-2))
-    monkeypatch.setattr(measure, "_handover", handover)
+    monkeypatch.setattr(measure, "_handovers", handovers)
     monkeypatch.setattr(measure, "variants_here", lambda *_: [run, bfloat16])
     profile = DeviceProfile(2)
     assert measure.add_variants(profile, run, said.append)

@@ -26,7 +26,7 @@ from murmurate.mapping.variants import placed_on_cpu
 from murmurate.spec import Placement
 from murmurate.training.run import Run
 
-_EXPOSED = 0.6  # share of a handover during which a core is idle, where cores are shared
+_EXPOSED = 0.6  # share of a handover that counts where cores are shared, if that was not measured
 _SLICE_SECONDS = 0.75e-3  # Linux's time slice on one core; up to 8 cores it grows with their logarithm
 
 
@@ -95,13 +95,15 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         own = (learning - seconds["exchange"]) * share * crowd
         return _prediction(run, shape, rate, seconds, bottleneck, busy, own)
     acting = sum(seconds[name] for name in PRIMITIVES if not _is_learner_work(name))
-    handover = seconds["handover"] = costs.handover_seconds * records_of(run, shape)
+    records = records_of(run, shape)
+    handover = seconds["handover"] = costs.handover_seconds * records
     stages = {
         "learner": total + handover,
         "actors": (acting + handover) / actors,
-        # a core is not idle for the whole handover: another process can use it for a part of that time
-        "cores": crowd * run.replicas * (threads * learning + acting) / profile.cores + _EXPOSED * handover,
+        "cores": crowd * run.replicas * (threads * learning + acting) / profile.cores,
     }
+    if computing > profile.cores:
+        stages["cores"] += _shared_handover_seconds(costs) * records
     bottleneck = max(stages, key=lambda name: stages[name])
     descheduled = _descheduled(run, computing, profile.cores)
     rate = 1 / (stages[bottleneck] + descheduled)
@@ -130,6 +132,12 @@ def _crowd(costs: RecipeCosts, threads: int, cores: int) -> float:
     """How much slower the cores are because threads share them: 1 up to one thread per core, ``crowded`` from
     two on, linear in between."""
     return 1 + (costs.crowded - 1) * min(max(0.0, threads / cores - 1), 1.0)
+
+
+def _shared_handover_seconds(costs: RecipeCosts) -> float:
+    """Of a record, where processes share cores: while one of them waits, another may use its core."""
+    measured = costs.shared_handover_seconds
+    return _EXPOSED * costs.handover_seconds if measured is None else measured
 
 
 def _is_learner_work(primitive: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes.fork_server import workers_on_one_core
 from murmurate.mapping import exchange
 from murmurate.mapping.candidates import changes
 from murmurate.mapping.check import measured
@@ -143,29 +144,40 @@ def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> R
     )
     profile.recipes[key(run)] = costs
     profile.renew()
-    if hasattr(run.source, "actors") and profile.cores > run.placement.threads:
-        costs.handover_seconds = _handover(profile, run, log)
+    if hasattr(run.source, "actors"):
+        costs.handover_seconds, costs.shared_handover_seconds = _handovers(profile, run, log)
     return costs
 
 
-def _handover(profile: DeviceProfile, run: Run, log: Log) -> float:
-    """Seconds that a batch takes longer than its slowest stage for each record, in a run with one actor
-    process. If the records are steps, it has a quarter of the simulators of an actor: a batch then has four
-    times as many, and little else is measured. The faster of two runs counts, as of pilots."""
+def _handovers(profile: DeviceProfile, run: Run, log: Log) -> tuple[float, float | None]:
+    """Seconds of a record in a run with one actor process (see ``RecipeCosts``): where learner and actor have
+    cores of their own, and where they share one. If the records are steps, the actor has a quarter of its
+    simulators: a batch then has four times as many records, and little else is measured."""
     source: Any = run.source
     own = source.simulators // max(1, source.actors)
     few = max(1, own // 4) if run.learner.requires.kind == "transitions" else own
     one = dataclasses.replace(source, actors=1, simulators=few)
     actor_run = dataclasses.replace(run, source=one, replicas=1, strategy=Solo())
+    own_cores, shared = 0.0, None
+    if profile.cores > run.placement.threads:
+        own_cores = _handover(actor_run, profile, "an actor process", log)
+    if run.placement.threads == 1 and hasattr(os, "sched_setaffinity"):  # several threads share no core
+        with workers_on_one_core():
+            of_one_core = dataclasses.replace(profile, cores=1)
+            shared = _handover(actor_run, of_one_core, "an actor process on its core", log)
+    return own_cores, shared
+
+
+def _handover(actor_run: Run, profile: DeviceProfile, actor: str, log: Log) -> float:
+    """Seconds that a batch takes longer, for each of its records, than predicted without handing over. The
+    faster of two runs counts, as of pilots."""
     shape = shape_of(actor_run)
     assert shape is not None
     rate = max(measured(actor_run, _HANDOVER_SECONDS) for _ in range(_HANDOVER_ROUNDS))
     batch = shape.env_steps / rate
-    stage = shape.env_steps / predict(actor_run, profile).env_steps_per_second
-    log(
-        f"{run.recipe} with an actor process: {1e3 * batch:.2f} ms, {1e3 * stage:.2f} ms without handing over"
-    )
-    return max(0.0, batch - stage) / records_of(actor_run, shape)
+    rest = shape.env_steps / predict(actor_run, profile).env_steps_per_second
+    log(f"{actor_run.recipe} with {actor}: {1e3 * batch:.2f} ms, {1e3 * rest:.2f} ms without handing over")
+    return max(0.0, batch - rest) / records_of(actor_run, shape)
 
 
 def _samples(pilots: Sequence[Pilot], name: str) -> list[tuple[int, float]]:

@@ -34,7 +34,9 @@ class RecipeCosts:
     relative to that time. parameters: N. measured: the batches that were measured, as (simulators, rows).
     learning: how many env steps the recipe needs to a target, if that was measured. handover_seconds: how
     much longer a batch takes for each record (see ``records_of``) that an actor process passes to the
-    learner; in profiles before 2026-11-29 for all records of a batch, which are one or two. crowded: the
+    learner; in profiles before 2026-11-29 for all records of a batch, which are one or two.
+    shared_handover_seconds: the same where processes share cores, beyond what they compute; None if it was
+    not measured. crowded: the
     factor by which all cores together compute less if two processes share each. background: share of the
     simulators' steps that native threads make. vectors: (number of parameters, updates per batch) of each of
     the learner's vectors, which are exchanged separately. vectors_within: (number of parameters, updates per
@@ -52,6 +54,7 @@ class RecipeCosts:
     background: float = 0.0
     vectors: list[tuple[int, float]] = field(default_factory=list)
     vectors_within: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    shared_handover_seconds: float | None = None
 
 
 @dataclass
@@ -181,6 +184,7 @@ def load(path: Path) -> DeviceProfile:
                 _vectors(costs.get("vectors", ())),
                 # nor do those before 2026-11-30 know models
                 {primitive: _vectors(own) for primitive, own in costs.get("vectors_within", {}).items()},
+                _optional(costs.get("shared_handover_seconds")),  # profiles before 2026-12-01 lack it
             )
             for name, costs in stored.pop("recipes").items()
         }
@@ -225,9 +229,13 @@ def _line(stored: dict[str, Any]) -> Line:
     if not (math.isfinite(a) and math.isfinite(b)):
         raise ValueError(f"a cost of {a} + {b} n seconds")
     low, high = ((float(stored[name][0]), float(stored[name][1])) for name in ("low", "high"))
-    width, sizes = stored.get("width"), stored["sizes"]  # profiles before 2026-11-26 lack a width
-    own_width = None if width is None else float(width)
-    return Line(a, b, low, high, (int(sizes[0]), int(sizes[1])), own_width)
+    sizes = stored["sizes"]
+    width = _optional(stored.get("width"))  # profiles before 2026-11-26 lack it
+    return Line(a, b, low, high, (int(sizes[0]), int(sizes[1])), width)
+
+
+def _optional(stored: Any) -> float | None:
+    return None if stored is None else float(stored)
 
 
 def _link(stored: dict[str, Any]) -> Link:

@@ -100,6 +100,21 @@ def usable_fork_server() -> int | None:
 
 
 @contextlib.contextmanager
+def workers_on_one_core() -> Iterator[None]:
+    """Meanwhile all workers that are started share one core, with the processes that they start. Not where
+    ``os`` lacks ``sched_setaffinity``, as on macOS."""
+    fork_server()
+    pid = _pid()
+    assert pid is not None, "the fork server is this process's own"
+    usable = os.sched_getaffinity(pid)
+    os.sched_setaffinity(pid, {max(usable)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(pid, usable)
+
+
+@contextlib.contextmanager
 def using_existing_fork_server() -> Iterator[None]:
     """Use the fork server that there is: ``multiprocessing`` would start another one for a process that was
     itself forked from one."""
