@@ -14,15 +14,17 @@ from statistics import NormalDist
 from murmurate.mapping.periods import label, period_of
 from murmurate.mapping.primitives import (
     PRIMITIVES,
-    Shape,
+    calls,
     computing_threads,
     most_processes,
     producers,
     records_of,
     shape_of,
+    size_of,
 )
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
 from murmurate.mapping.variants import placed_on_cpu
+from murmurate.sources.interface import BatchShape
 from murmurate.spec import Placement
 from murmurate.training.run import Run
 
@@ -115,7 +117,7 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
 
 def _prediction(
     run: Run,
-    shape: Shape,
+    shape: BatchShape,
     rate: float,
     seconds: dict[str, float],
     bottleneck: str,
@@ -144,19 +146,19 @@ def _is_learner_work(primitive: str) -> bool:
     return PRIMITIVES[primitive].role == "learner"
 
 
-def _batch_seconds(costs: RecipeCosts, shape: Shape, most: int, processes: int) -> dict[str, float]:
+def _batch_seconds(costs: RecipeCosts, shape: BatchShape, most: int, processes: int) -> dict[str, float]:
     """Seconds of each primitive for one batch of a replica. most: number of processes for which
     ``costs.busy`` holds."""
     loaded = (min(processes, most) - 1) / (most - 1) if most > 1 else 0.0
     return {
-        name: shape.calls(name)
-        * costs.lines[name].seconds(shape.size_of(name))
+        name: calls(shape, name)
+        * costs.lines[name].seconds(size_of(shape, name))
         * (1 + loaded * (costs.busy[name] - 1))
         for name in PRIMITIVES
     }
 
 
-def _exchange(run: Run, shape: Shape, costs: RecipeCosts, profile: DeviceProfile) -> float:
+def _exchange(run: Run, shape: BatchShape, costs: RecipeCosts, profile: DeviceProfile) -> float:
     """Seconds that the strategy adds to the updates from one batch of a replica, and to those of a model for
     each batch."""
     if run.replicas == 1:
@@ -168,12 +170,12 @@ def _exchange(run: Run, shape: Shape, costs: RecipeCosts, profile: DeviceProfile
     return sum(updates * line.seconds(size) for size, updates in vectors_of(run, shape, costs))
 
 
-def vectors_of(run: Run, shape: Shape, costs: RecipeCosts) -> list[tuple[int, float]]:
+def vectors_of(run: Run, shape: BatchShape, costs: RecipeCosts) -> list[tuple[int, float]]:
     """(number of parameters, updates for each batch) of each vector of a replica, also of models'."""
     whole = [(costs.parameters, float(run.learner.updates(1)))]
     vectors = costs.vectors or whole  # profiles before 2026-11-27 do not tell vectors apart
     for primitive, within in costs.vectors_within.items():
-        vectors = vectors + [(size, shape.calls(primitive) * updates) for size, updates in within]
+        vectors = vectors + [(size, calls(shape, primitive) * updates) for size, updates in within]
     return vectors
 
 

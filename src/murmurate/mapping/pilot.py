@@ -20,7 +20,7 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import launcher
 from murmurate.launch.role import prepare_process
 from murmurate.launch.together import run_together
-from murmurate.mapping.primitives import OF_MODEL, PER_STEP, PRIMITIVES, is_modelled, shape_of
+from murmurate.mapping.primitives import OF_MODEL, PER_STEP, PRIMITIVES, shape_of
 from murmurate.mapping.timers import Clock, ModelCalls, TimedWorld, attach
 from murmurate.strategies.solo import Solo
 from murmurate.training.loop import TrainingLoop
@@ -125,11 +125,12 @@ def pilot_run(run: Run) -> Run:
         )
     if math.prod(run.grid) > 1:
         raise Refusal("processes for the parts of a replica are not modelled: leave out --parts.")
-    if not is_modelled(run):
+    if shape_of(run) is None:
         raise Refusal(
-            f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled. A plan is "
-            "made for recipes that learn from rollouts, trajectories, sequences, examples, a replay of their "
-            "own, or a model that tells how long its fits are (mbpo, memr)."
+            f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled: its source "
+            "has no `batch_shape`. A plan is made for recipes that learn from rollouts, trajectories, "
+            "sequences, examples, a replay of their own, or a model that tells how long its fits are (mbpo, "
+            "memr)."
         )
     found = steady(run)
     learner: Any = found.learner
@@ -147,15 +148,15 @@ def sizes(run: Run) -> list[Run]:
         batch = base.learner.requires.batch  # type: ignore[attr-defined]
         return [_with_batch(base, size) for size in (batch, max(1, batch // 4), 2 * batch)]
     source: Any = base.source
-    own = source.simulators // max(1, getattr(run.source, "actors", 0))
     pilots = [base]
     requires: Any = base.learner.requires
-    least = getattr(requires, "simulators", 1)
-    for simulators in dict.fromkeys((max(1, own // 4), own, 2 * source.simulators)):
-        if simulators != source.simulators and simulators >= least:
-            pilots.append(
-                dataclasses.replace(base, source=dataclasses.replace(source, simulators=simulators))
-            )
+    if hasattr(source, "simulators"):
+        own = source.simulators // max(1, getattr(run.source, "actors", 0))
+        least = getattr(requires, "simulators", 1)
+        for simulators in dict.fromkeys((max(1, own // 4), own, 2 * source.simulators)):
+            if simulators != source.simulators and simulators >= least:
+                changed = dataclasses.replace(source, simulators=simulators)
+                pilots.append(dataclasses.replace(base, source=changed))
     if requires.kind == "transitions":
         for batch in (max(8, requires.batch // 4), 4 * requires.batch):
             # as many env steps for each batch as the recipe has

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from murmurate.mapping.exchange import bytes_for_each_parameter
+from murmurate.sources.interface import BatchShape
 from murmurate.training.run import Run
 
 Size = Literal["simulators", "batch", "none"]
@@ -61,88 +62,35 @@ PER_STEP = ("act", "simulate", "collect", "insert")
 OF_MODEL = ("fit", "imagine")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How much work one batch of a run is.
-
-    simulators: number of simulators of a learner; for a learner of examples, which are read once for each
-    batch, their number in a batch. groups: number of actor processes, or of halves of a double buffer, that
-    they are divided into. steps: number of steps of all simulators for each batch. rows: the batch's size.
-    env_steps: env steps for each batch. fit_steps, rollout_steps: gradient steps of the model, and steps of
-    its rounds of rollouts, for each batch.
-    """
-
-    simulators: int
-    groups: int
-    steps: float
-    rows: int
-    fit_steps: float = 0.0
-    rollout_steps: float = 0.0
-
-    @property
-    def env_steps(self) -> float:
-        return self.steps * self.simulators
-
-    def size_of(self, primitive: str) -> int:
-        """The size with which the time of a primitive grows, in this shape."""
-        size = PRIMITIVES[primitive].size
-        if size == "batch":
-            return self.rows
-        return 0 if size == "none" else max(1, self.simulators // self.groups)
-
-    def calls(self, primitive: str) -> float:
-        """How often a primitive runs for each batch of a learner, over all its groups."""
-        of_model = {"fit": self.fit_steps, "imagine": self.rollout_steps}
-        return self.steps * self.groups if primitive in PER_STEP else of_model.get(primitive, 1.0)
+def size_of(shape: BatchShape, primitive: str) -> int:
+    """The size with which the time of a primitive grows, in this shape."""
+    size = PRIMITIVES[primitive].size
+    if size == "batch":
+        return shape.rows
+    return 0 if size == "none" else max(1, shape.simulators // shape.groups)
 
 
-def shape_of(run: Run) -> Shape | None:
+def calls(shape: BatchShape, primitive: str) -> float:
+    """How often a primitive runs for each batch of a learner, over all its groups."""
+    of_model = {"fit": shape.fit_steps, "imagine": shape.rollout_steps}
+    return shape.steps * shape.groups if primitive in PER_STEP else of_model.get(primitive, 1.0)
+
+
+def shape_of(run: Run) -> BatchShape | None:
     """The shape of ``run``'s batches; None if they are not modelled."""
-    source: Any = run.source
-    requires: Any = run.learner.requires
-    simulators = getattr(source, "simulators", 0)
-    actors = getattr(source, "actors", 0)
-    groups = actors or (2 if getattr(source, "double_buffer", False) else 1)
-    if not is_modelled(run):
-        return None
-    if requires.kind == "examples":
-        return Shape(requires.batch, 1, 1.0, requires.batch)
-    if requires.kind == "transitions":
-        batch, ratio = requires.batch, source.replay.samples_per_insert
-        return Shape(simulators, groups, batch / (ratio * simulators), batch)
-    if requires.kind == "sequences":
-        return Shape(simulators, groups, source.steps / source.minibatches, requires.batch)
-    if requires.kind == "model":
-        learner: Any = run.learner
-        steps = 1 / (source.updates_per_step * simulators)
-        fit_steps = learner.fit_steps(source.mean_transitions(run)) / source.fit_batches
-        rollout_steps = source.mean_length(run) / source.rollout_batches
-        return Shape(simulators, groups, steps, requires.batch, fit_steps, rollout_steps)
-    columns = getattr(source, "columns", simulators)  # simulators whose steps make one batch
-    rows = columns * requires.steps
-    return Shape(simulators, groups, rows / simulators, rows)
+    return run.source.batch_shape(run)
 
 
-def records_of(run: Run, shape: Shape) -> float:
+def records_of(run: Run, shape: BatchShape) -> float:
     """How many records a learner reads from its actors for each batch: a record is a step of all simulators
     of an actor, or a trajectory of such steps."""
     requires: Any = run.learner.requires
     return shape.steps * shape.groups / (requires.steps if requires.kind == "rollouts" else 1)
 
 
-def is_modelled(run: Run) -> bool:
-    """Whether the work of ``run`` consists of the primitives above. An agent with a model must tell how long
-    its fits are."""
-    tells = run.learner.requires.kind != "model" or hasattr(run.learner, "fit_steps")
-    return tells and run.source.is_planned
-
-
 def producers(run: Run) -> int:
     """Number of processes of each learner that make what it learns from: actors, or decoders of images."""
-    source: Any = run.source
-    if hasattr(source, "decoders"):
-        return int(source.decoders(run))
-    return int(getattr(source, "actors", 0))
+    return run.source.acting_processes() + run.source.decoding_processes(run)
 
 
 def on_cpu(run: Run) -> bool:

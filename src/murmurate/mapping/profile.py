@@ -112,20 +112,12 @@ class DeviceProfile:
 
 def key(run: Run) -> str:
     """Identifies what a recipe's costs depend on besides sizes: its world, its learner without
-    ``_FREE_FIELDS``, its placement, where and how its replay stores and draws, how its images are changed,
-    and from how many states, and how drawn, its model is rolled out."""
+    ``_FREE_FIELDS``, its placement, and the ``cost_settings`` of its source."""
     learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE_FIELDS}
-    replay: Any = getattr(run.source, "replay", None)
-    if replay is not None:
-        own = ("images", "manager", "segments", "segment_draws", "ahead")
-        stored = {name: getattr(replay, name) for name in own}
-        replay = stored | {"in_files": bool(replay.folder), "uniform": not (replay.alpha or replay.alpha_end)}
-    parts = [plain(run.world), learner, plain(run.placement), replay]
-    source: Any = run.source
-    if hasattr(source, "augment"):
-        parts.append(plain(source.augment))
-    if hasattr(source, "rollouts"):
-        parts.append([source.rollouts.starts, source.real_share, source.rollouts.alpha > 0])
+    settings = {name: plain(value) for name, value in run.source.cost_settings().items()}
+    # in this order, by which costs are found in profiles before 2026-12-01
+    parts = [plain(run.world), learner, plain(run.placement), settings.pop("replay", None)]
+    parts += settings.values()
     return f"{run.world.name} {run.learner.name} {digest(parts)}"
 
 

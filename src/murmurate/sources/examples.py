@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from murmurate.datasets.interface import DataSet, ExampleSet
 from murmurate.errors import Refusal
-from murmurate.sources.interface import RunView, SourceConfig, SourceContext
+from murmurate.sources.interface import BatchShape, RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
 _SAMPLE_COUNT = 100  # number of examples from which the size of all is estimated
@@ -23,13 +23,19 @@ class ExampleSourceConfig(SourceConfig):
     """Passes through the training examples of a data set."""
 
     gives: ClassVar[str] = "examples"
-    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_examples(run)
 
     def batches(self, run: RunView) -> int | None:
         return batches_of(run)
+
+    def batch_shape(self, run: RunView) -> BatchShape:
+        batch: int = run.learner.requires.batch
+        return BatchShape(batch, 1, 1.0, batch)
+
+    def cost_settings(self) -> dict[str, Any]:
+        return {}
 
     def memory_bytes(self, run: RunView) -> int:
         batch: int = run.learner.requires.batch

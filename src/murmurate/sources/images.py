@@ -22,7 +22,7 @@ from murmurate.sources.encoded_images import EncodedImageSource
 from murmurate.sources.examples import ExampleOrder, ExampleSource, batches_of, check_examples
 from murmurate.sources.image_memory import MemoryLayout
 from murmurate.sources.image_worker import WorkerSettings
-from murmurate.sources.interface import RunView, SourceConfig, SourceContext
+from murmurate.sources.interface import BatchShape, RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed, usable_cores
 
 _MOST_WORKERS = 64
@@ -43,7 +43,6 @@ class ImageSourceConfig(SourceConfig):
     prefetch: Annotated[int, Range(1, 1000)] = field(default=3, metadata={"place": True})
 
     gives: ClassVar[str] = "examples"
-    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_examples(run)
@@ -52,6 +51,13 @@ class ImageSourceConfig(SourceConfig):
 
     def batches(self, run: RunView) -> int | None:
         return batches_of(run)
+
+    def batch_shape(self, run: RunView) -> BatchShape:
+        batch: int = run.learner.requires.batch
+        return BatchShape(batch, 1, 1.0, batch)
+
+    def cost_settings(self) -> dict[str, Any]:
+        return {"augment": self.augment}
 
     def memory_bytes(self, run: RunView) -> int:
         """Memory of the images, or of the index of images in files, of the mini-batches that are decoded
@@ -73,7 +79,7 @@ class ImageSourceConfig(SourceConfig):
         layout = self._layout(run, images)
         return int(set_bytes + layout.pixel_bytes + layout.workers * _WORKER_BYTES)
 
-    def decoders(self, run: RunView) -> int:
+    def decoding_processes(self, run: RunView) -> int:
         """Number of processes of each replica that decode images; 0 if these are decoded already."""
         images = cast(DataSet, run.world).divided().train.all_examples
         return 0 if images.encoded is None else self._layout(run, images).workers

@@ -16,7 +16,7 @@ from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt, Range, RepeatCount, UnitInterval
 from murmurate.replay.config import ReplayConfig, replay_bytes
 from murmurate.sources.imagined_sampler import WEIGHT, ImaginedSampler
-from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
+from murmurate.sources.interface import BatchShape, RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_source import ReplaySource
 from murmurate.sources.simulator_groups import (
     SIMULATOR_BYTES,
@@ -95,7 +95,6 @@ class ImaginedSourceConfig(SourceConfig):
     rollouts: ModelRollouts = field(default_factory=ModelRollouts)
 
     gives: ClassVar[str] = "model"
-    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)
@@ -150,6 +149,22 @@ class ImaginedSourceConfig(SourceConfig):
                 f"{self.learning_starts:,} each allows {self.updates_per_step:g}. Use more --env-steps, or a "
                 "greater --updates-per-step."
             )
+
+    def batch_shape(self, run: RunView) -> BatchShape | None:
+        """None for an agent that does not tell how long its fits are."""
+        if not hasattr(run.learner, "fit_steps"):
+            return None
+        return BatchShape(
+            self.simulators,
+            1 + self.double_buffer,
+            1 / (self.updates_per_step * self.simulators),
+            run.learner.requires.batch,
+            fit_steps=run.learner.fit_steps(self.mean_transitions(run)) / self.fit_batches,
+            rollout_steps=self.mean_length(run) / self.rollout_batches,
+        )
+
+    def cost_settings(self) -> dict[str, Any]:
+        return {"rollouts": [self.rollouts.starts, self.real_share, self.rollouts.alpha > 0]}
 
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:

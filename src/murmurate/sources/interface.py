@@ -100,16 +100,42 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class BatchShape:
+    """How much work one batch of a learner is.
+
+    simulators: number of simulators of a learner; for a learner of examples, which are read once for each
+    batch, their number in a batch. groups: number of actor processes, or of halves of a double buffer, that
+    they are divided into. steps: number of steps of all simulators for each batch. rows: the batch's size.
+    env_steps: env steps for each batch. fit_steps, rollout_steps: gradient steps of the model, and steps of
+    its rounds of rollouts, for each batch.
+    """
+
+    simulators: int
+    groups: int
+    steps: float
+    rows: int
+    fit_steps: float = 0.0
+    rollout_steps: float = 0.0
+
+    @property
+    def env_steps(self) -> float:
+        return self.steps * self.simulators
+
+
 class SourceConfig(Protocol):
     """A frozen dataclass whose fields are options of the run, without a prefix.
 
-    gives: the kind of batches, as in ``requires.kind`` of a learner. is_planned: whether ``murmurate plan``
-    predicts runs with it: its work consists of the primitives in ``mapping.primitives``.
+    gives: the kind of batches, as in ``requires.kind`` of a learner.
+
+    ``murmurate plan`` predicts runs with a source that has a ``batch_shape``. It tries other values of the
+    fields ``simulators``, ``double_buffer``, ``actors`` and ``workers``, those of them that there are, which
+    must mean what they do in the sources of this package; what ``acting_processes`` counts must be
+    ``actors``, as costs are measured with ``actors=0``.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     gives: ClassVar[str]
-    is_planned: ClassVar[bool] = False
 
     def check(self, run: RunView) -> None:
         """Raise Refusal for values that make no sense in this run."""
@@ -127,6 +153,20 @@ class SourceConfig(Protocol):
         """Number of processes of each replica that act while it learns; launchers whose workers share one
         process refuse them."""
         return 0
+
+    def decoding_processes(self, run: RunView) -> int:
+        """Number of processes of each replica that prepare its examples."""
+        return 0
+
+    def batch_shape(self, run: RunView) -> BatchShape | None:
+        """How much work one batch of a learner is; None if it is not known, and no plan can be made."""
+        return None
+
+    def cost_settings(self) -> dict[str, Any]:
+        """On what the costs of a batch's work depend besides its shape, by name: dataclasses, or values that
+        JSON can hold. A plan measures sources that differ in it separately; by default those of a class
+        together."""
+        return {"source": f"{type(self).__module__}.{type(self).__qualname__}"}
 
     def memory_bytes(self, run: RunView) -> int:
         """Memory of one replica's source, including its processes. Raises Refusal for a config that can give

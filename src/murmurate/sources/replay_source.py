@@ -19,7 +19,7 @@ from murmurate.replay.memory import refuse_full_disk
 from murmurate.sources.actor_processes import ActorPlan
 from murmurate.sources.actor_source import ActorSource
 from murmurate.sources.bank_weights import CHANNEL_LIKE, BankWeights
-from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
+from murmurate.sources.interface import BatchShape, RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_sampler import ReplaySampler, Sampler
 from murmurate.sources.simulator_groups import (
     SIMULATOR_BYTES,
@@ -54,7 +54,6 @@ class ReplaySourceConfig(SourceConfig):
     random_env_steps: NonNegativeInt = 0
 
     gives: ClassVar[str] = "transitions"
-    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)
@@ -70,6 +69,18 @@ class ReplaySourceConfig(SourceConfig):
 
     def acting_processes(self) -> int:
         return self.actors
+
+    def batch_shape(self, run: RunView) -> BatchShape:
+        rows: int = run.learner.requires.batch
+        steps = rows / (self.replay.samples_per_insert * self.simulators)
+        return BatchShape(self.simulators, self.actors or 1 + self.double_buffer, steps, rows)
+
+    def cost_settings(self) -> dict[str, Any]:
+        replay = self.replay
+        own = ("images", "manager", "segments", "segment_draws", "ahead")
+        stored = {name: getattr(replay, name) for name in own}
+        draws = {"in_files": bool(replay.folder), "uniform": not (replay.alpha or replay.alpha_end)}
+        return {"replay": stored | draws}
 
     def _check_learning(self, run: RunView) -> None:
         """Refuse a run that ends before its learners begin to learn."""

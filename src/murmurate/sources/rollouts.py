@@ -12,7 +12,7 @@ from torch import Tensor
 from murmurate.agents.interface import Agent, Policy
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveInt
-from murmurate.sources.interface import RunView, SourceConfig, SourceContext
+from murmurate.sources.interface import BatchShape, RunView, SourceConfig, SourceContext
 from murmurate.sources.simulator_groups import (
     SIMULATOR_BYTES,
     SimulatorGroups,
@@ -38,7 +38,6 @@ class RolloutSourceConfig(SourceConfig):
     double_buffer: bool = False
 
     gives: ClassVar[str] = "rollouts"
-    is_planned: ClassVar[bool] = True
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)
@@ -52,6 +51,13 @@ class RolloutSourceConfig(SourceConfig):
                 f"{run.learner.name} divides a rollout of {self.simulators} simulators into more minibatches "
                 f"than it has simulators. Use --simulators {requires.simulators}, or fewer minibatches."
             )
+
+    def batch_shape(self, run: RunView) -> BatchShape:
+        steps: int = run.learner.requires.steps
+        return BatchShape(self.simulators, 1 + self.double_buffer, steps, steps * self.simulators)
+
+    def cost_settings(self) -> dict[str, Any]:
+        return {}
 
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:

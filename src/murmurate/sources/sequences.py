@@ -18,7 +18,7 @@ from murmurate.errors import Refusal
 from murmurate.ranges import PositiveInt
 from murmurate.replay.interface import Steps
 from murmurate.replay.sequences import Trajectories, trajectory_bytes
-from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
+from murmurate.sources.interface import BatchShape, RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_sampler import on_device
 from murmurate.sources.replay_source import ReplaySource
 from murmurate.sources.simulator_groups import (
@@ -56,7 +56,6 @@ class SequenceSourceConfig(SourceConfig):
     saved: bool = field(default=True, metadata={"place": True})
 
     gives: ClassVar[str] = "sequences"
-    is_planned: ClassVar[bool] = True
 
     @property
     def steps(self) -> int:
@@ -80,6 +79,13 @@ class SequenceSourceConfig(SourceConfig):
                 f"each learner makes {run.env_steps // run.replicas:,} env steps, and its first batch takes "
                 f"{least:,}. Use more --env-steps, or a smaller --collect-env-steps."
             )
+
+    def batch_shape(self, run: RunView) -> BatchShape:
+        steps = self.steps / self.minibatches
+        return BatchShape(self.simulators, 1 + self.double_buffer, steps, run.learner.requires.batch)
+
+    def cost_settings(self) -> dict[str, Any]:
+        return {}
 
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:

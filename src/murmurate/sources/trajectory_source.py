@@ -14,7 +14,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.processes.memory_limits import PROCESS_BYTES
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.sources.actor_processes import ActorPlan, ActorProcess, ActorProcesses
-from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
+from murmurate.sources.interface import BatchShape, RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.joined_trajectories import JoinedTrajectories
 from murmurate.sources.polling import Backoff
 from murmurate.sources.rollouts import RolloutSourceConfig
@@ -47,7 +47,6 @@ class TrajectorySourceConfig(SourceConfig):
     max_lag: PositiveInt = 10
 
     gives: ClassVar[str] = "rollouts"
-    is_planned: ClassVar[bool] = True
 
     @property
     def batch(self) -> int:
@@ -90,6 +89,13 @@ class TrajectorySourceConfig(SourceConfig):
 
     def acting_processes(self) -> int:
         return self.actors
+
+    def batch_shape(self, run: RunView) -> BatchShape:
+        rows: int = self.columns * run.learner.requires.steps
+        return BatchShape(self.simulators, self.actors or 1, rows / self.simulators, rows)
+
+    def cost_settings(self) -> dict[str, Any]:
+        return {}
 
     @property
     def _as_rollouts(self) -> RolloutSourceConfig:
