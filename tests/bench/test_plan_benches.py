@@ -43,6 +43,44 @@ def test_an_exhaustive_recipe_that_is_not_planned_is_refused() -> None:
         plan.measure(dataclasses.replace(plan.QUICK, exhaustive=("cartpole-gala",)), print)
 
 
+def test_an_interrupted_bench_measures_nothing_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = plan.PlanPlan(("cartpole-a2c",), placements=1, rounds=2, where=str(tmp_path))
+    asked: list[str] = []
+
+    def add_variants(profile: DeviceProfile, run: Run, log: Any, *, keep: Any) -> None:
+        asked.append("costs")
+        profile.watts = 7.0
+        keep()
+
+    def found(run: Run, profile: DeviceProfile) -> list[Candidate]:
+        assert profile.watts == 7.0
+        prediction = Prediction(10.0, 1.0, {"act": 0.1}, "learner", 1.0, 1.0)
+        return [Candidate(name, run, 10.0, "", "", prediction) for name in ("first", "second")]
+
+    def measured(run: Run, seconds: float) -> float:
+        asked.append("a rate")
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return float(len(asked))
+
+    monkeypatch.setattr(plan.costs, "add_variants", add_variants)
+    monkeypatch.setattr(plan, "runs_with_exchange", lambda *_: [])
+    monkeypatch.setattr(plan, "search", found)
+    monkeypatch.setattr(plan, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        plan.measure(settings, print)
+    assert asked == ["costs", "a rate", "a rate", "a rate"]
+    result = plan.measure(settings, print)
+    assert asked == ["costs"] + 5 * ["a rate"], "the third one again, and the fourth"
+    assert result["raw"] == [
+        {"seconds": {"act": 0.1}, "rates": [2.0, 5.0]}, {"seconds": {"act": 0.1}, "rates": [3.0, 6.0]}
+    ]  # fmt: skip
+    assert [case["ratio"] for case in result["cases"]] == [10 / 5, 10 / 6]
+    assert result["choice_over_best"] == pytest.approx(6 / 5 - 1)
+    assert plan.measure(settings, print) == result
+    assert len(asked) == 6
+
+
 def test_a_miss_is_slower_than_any_run_that_reaches_the_target() -> None:
     assert plan_target.median_ratio([4.0, 6.0, INF], [2.0, 2.0, 1.0]) == 3.0
     assert plan_target.median_ratio([4.0, INF], [INF, INF]) == 0.0

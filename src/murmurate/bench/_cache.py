@@ -51,11 +51,16 @@ def _machine(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> list[A
 def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:
     """The JSON value that ``compute`` returns, computed once on a machine for each ``name`` and ``key`` (a
     JSON value); the folder ``where`` keeps it, and is made if needed."""
-    where.mkdir(parents=True, exist_ok=True)
-    path = where / f"{keyed(name, [key, *_machine(hardware(), versions())])}.json"
+    path = cache_file(where, name, key)
     if not path.exists():
         write_json(path, {"value": compute()})
     return read_object(path)["value"]
+
+
+def cache_file(where: Path, name: str, key: Any = None) -> Path:
+    """The file in the folder ``where``, which is made if needed, for what is measured on this machine."""
+    where.mkdir(parents=True, exist_ok=True)
+    return where / f"{keyed(name, [key, *_machine(hardware(), versions())])}.json"
 
 
 def keyed(name: str, key: Any) -> str:

@@ -19,7 +19,7 @@ from murmurate.training.host import hardware, versions
 Log = Callable[[str], None]
 _LEAST_WIDTH = 120
 # keys that are in the JSON but not in the table: raw data, or printed elsewhere
-_NOT_IN_TABLE = frozenset({"windows", "limit_windows", "plan", "peers", "hardware", "versions"})
+_NOT_IN_TABLE = frozenset({"windows", "limit_windows", "raw", "plan", "peers", "hardware", "versions"})
 
 
 def header(name: str, full: bool, options: Sequence[str] = ()) -> dict[str, Any]:

@@ -1,27 +1,34 @@
-"""What ``murmurate plan`` predicts against what is measured, for configurations drawn at random."""
+"""What ``murmurate plan`` predicts against what is measured, for configurations drawn at random.
+
+After an interruption, the same command continues: costs and rates are kept in files.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from murmurate.bench._cache import cache_file, cached_value
 from murmurate.bench._result import Log
 from murmurate.errors import Refusal
 from murmurate.mapping import measure as costs
 from murmurate.mapping.candidates import Candidate, runs_with_exchange
 from murmurate.mapping.check import measured
-from murmurate.mapping.profile import DeviceProfile
+from murmurate.mapping.profile import DeviceProfile, load, save
 from murmurate.mapping.search import search
 from murmurate.ranges import PositiveInt, PositiveSeconds, Seed
 from murmurate.recipes import recipe
 from murmurate.spec import usable_cores
+from murmurate.training.run import Run
 
 NAME = "plan"
-SUMMARY = "throughput that a plan predicts from measured costs, over what the same run reaches"
+SUMMARY = "throughput that a plan predicts from measured costs, over what the same run reaches; resumable"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +37,8 @@ class PlanPlan:
     configurations drawn at random. exhaustive: recipes of which all configurations are run. seconds: duration
     of a run that is measured. seed: seed of the draws.
 
+    where: the folder that keeps the profile and the rates; what was measured with the same versions, on the
+        same processor, is not measured again.
     placements: number of configurations drawn for each recipe.
     rounds: number of times that each configuration of a recipe is measured, one round after the other. The
         greatest rate counts, as what disturbs a measurement makes it slower; so it is with the costs.
@@ -41,6 +50,7 @@ class PlanPlan:
     exhaustive: tuple[str, ...] = ()
     seconds: PositiveSeconds = 6.0
     seed: Seed = 0
+    where: str = "runs/plan"
 
 
 QUICK = PlanPlan()
@@ -64,47 +74,65 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
 
     ``choice_over_best``: how much faster the fastest measured configuration of a recipe is than its plan's
     first choice, the greatest over the recipes; ``choice_over_best_of_all``: the same over the exhaustive
-    recipes alone.
+    recipes alone. ``profile_seconds``: for each recipe, how long its costs took; after an interruption those
+    that were left.
+
+    ``raw``: for each case, the predicted seconds of the parts of a batch, and the rate in each round.
 
     Raises Refusal for an exhaustive recipe that is not among ``recipes``.
     """
     if other := [name for name in plan.exhaustive if name not in plan.recipes]:
         raise Refusal(f"--exhaustive names {', '.join(other)}, and --recipes does not. Add it there.")
     draws = random.Random(plan.seed)
-    profile = DeviceProfile.here(usable_cores(), "cpu")
+    where = Path(plan.where)
+    path = cache_file(where, "profile")
+    profile = load(path) if path.exists() else DeviceProfile.here(usable_cores(), "cpu")
     cases: list[dict[str, Any]] = []
+    raw: list[dict[str, Any]] = []
     choice_shortfall: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for name in plan.recipes:
-        began = time.monotonic()
         run = recipe(name)
-        costs.add_variants(profile, run, log)
-        for exchanging_run in runs_with_exchange(run, profile.cores):
-            costs.add_exchange(profile, exchanging_run, log)
-        seconds[name] = time.monotonic() - began
+        add_costs = functools.partial(_add_costs, profile, run, path, log)
+        seconds[name] = cached_value(where, f"{name} costs", None, add_costs)
         candidates = search(run, profile)
         choice = candidates[0]
         others = candidates[1:]
         drawn = draws.sample(others, min(plan.placements, len(others)))
         chosen = [choice, *(others if name in plan.exhaustive else drawn)]
-        rates = dict.fromkeys((candidate.name for candidate in chosen), 0.0)
+        rates: dict[str, list[float]] = {candidate.name: [] for candidate in chosen}
         for number in range(1, plan.rounds + 1):
             for candidate in chosen:
-                rates[candidate.name] = max(rates[candidate.name], measured(candidate.run, plan.seconds))
-                case = _case(name, candidate, rates[candidate.name])
-                log(f"{name} {candidate.name}, round {number}: predicted over measured {case['ratio']:.2f}")
+                key = [candidate.name, plan.seconds, number]
+                rate = functools.partial(measured, candidate.run, plan.seconds)
+                rates[candidate.name].append(cached_value(where, f"{name} rate", key, rate))
+                ratio = _case(name, candidate, rates[candidate.name])["ratio"]
+                log(f"{name} {candidate.name}, round {number}: predicted over measured {ratio:.2f}")
         for candidate in chosen:
             case = _case(name, candidate, rates[candidate.name])
             cases.append(case | {"choice": candidate is choice, "drawn": candidate in drawn})
-        choice_shortfall[name] = max(rates.values()) / rates[choice.name] - 1
+            raw.append({"seconds": candidate.prediction.seconds, "rates": rates[candidate.name]})
+        choice_shortfall[name] = max(map(max, rates.values())) / max(rates[choice.name]) - 1
     return {
         **errors(cases, plan.exhaustive),
         "choice_over_best": max(choice_shortfall.values()),
         "choice_over_best_of_all": max((choice_shortfall[name] for name in plan.exhaustive), default=None),
         "profile_seconds": seconds,
         "cases": cases,
+        "raw": raw,
         "cores": profile.cores,
     }
+
+
+def _add_costs(profile: DeviceProfile, run: Run, path: Path, log: Log) -> float:
+    """Measure what a plan of ``run`` needs and the profile lacks, and keep it in the file ``path``. Returns
+    the seconds that it took."""
+    began = time.monotonic()
+    costs.add_variants(profile, run, log, keep=lambda: save(profile, path))
+    for exchanging_run in runs_with_exchange(run, profile.cores):
+        if costs.add_exchange(profile, exchanging_run, log):
+            save(profile, path)
+    return time.monotonic() - began
 
 
 def errors(cases: Sequence[Mapping[str, Any]], exhaustive: Sequence[str]) -> dict[str, float | None]:
@@ -121,7 +149,8 @@ def errors(cases: Sequence[Mapping[str, Any]], exhaustive: Sequence[str]) -> dic
     }
 
 
-def _case(name: str, candidate: Candidate, rate: float) -> dict[str, Any]:
+def _case(name: str, candidate: Candidate, rates: Sequence[float]) -> dict[str, Any]:
+    rate = max(rates)
     ratio = candidate.prediction.env_steps_per_second / rate
     return {
         "recipe": name,
