@@ -111,7 +111,8 @@ def workers_on_one_core() -> Iterator[None]:
     try:
         yield
     finally:
-        os.sched_setaffinity(pid, usable)
+        with contextlib.suppress(ProcessLookupError):  # it was killed, and the next one is not bound
+            os.sched_setaffinity(pid, usable)
 
 
 @contextlib.contextmanager
