@@ -287,13 +287,18 @@ def test_the_graph_of_sequences_has_the_observation_after_the_last_step(
     assert found["gather", "forward"] == 32 * (observations * 16 + 5 * (8 + 4 + 2))
 
 
-def test_a_round_within_a_batch_waits_for_that_batch() -> None:
+@pytest.mark.parametrize("step_deviation", [None, 2.0])
+def test_each_round_within_a_batch_waits(step_deviation: float | None) -> None:
     run = dataclasses.replace(recipe("cartpole-ppo"), replicas=4)  # 16 updates for each batch
     waits = {}
-    for period in (1, 10, 64):
+    for period in (1, 4, 16, 64):
         many = dataclasses.replace(run, strategy=strategy("local-sgd")(period=period))
         profile = profile_of(run, deviation=0.5, forward=line(10 * MILLISECOND))
+        profile.recipes[key(run)].step_deviation = step_deviation
         profile.exchange[exchange_key(many.strategy, 4)] = line(0.0)
         waits[period] = predict(many, profile).seconds["waiting"]
-    assert waits[10] == waits[1]
-    assert waits[64] == pytest.approx(waits[1] / 2)
+    assert waits[64] == pytest.approx(waits[16] / 2)
+    if step_deviation is None:  # profiles that do not tell rounds of a batch apart: it waits once
+        assert waits[1] == waits[4] == waits[16]
+    else:  # independent updates: the sum of their deviations is 4 times the deviation of their sum
+        assert (waits[1], waits[4]) == pytest.approx((4 * waits[16], 2 * waits[16]))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from murmurate.cli.options import change
@@ -98,6 +99,18 @@ def test_a_pilot_counts_the_updates_of_each_vector() -> None:
     source: Any = dataclasses.replace(run.source, simulators=2)  # type: ignore[call-arg]
     run = pilot_run(dataclasses.replace(run, learner=learner, source=source))
     assert [updates for _, updates in pilot.measure(run, 0.2).vectors] == [1.0, 6.0]
+
+
+def test_deviations_are_those_between_steps_at_one_place_in_their_batches() -> None:
+    places = [(5.0, 1.0), (2.0, 0.25), (2.0, 0.5)]  # mean and deviation of the seconds before each step
+    draws, now, steps = np.random.default_rng(0), 0.0, []
+    for _ in range(2000):
+        steps.append([now := now + draws.normal(*place) for place in places])
+    found = pilot._step_deviation(steps)
+    assert found == pytest.approx(1.75, rel=0.05), "and not that of 5 s from 2 s"
+    apart = [batch for whole in steps for batch in (whole, [])]
+    assert pilot._step_deviation(apart) is None, "no step before them"
+    assert pilot._step_deviation([[]] * 100) is None
 
 
 @pytest.mark.parametrize(

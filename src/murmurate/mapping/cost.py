@@ -83,8 +83,8 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         n for n in (*PRIMITIVES, "exchange") if not actors or n == "exchange" or _is_learner_work(n)
     ]
     learning = working = sum(seconds[name] for name in learner_work)
-    deviation = costs.deviation * sum(seconds[name] for name in learner_work if name != "exchange")
-    seconds["waiting"] = _waiting(run, deviation)
+    alone = sum(seconds[name] for name in learner_work if name != "exchange")
+    seconds["waiting"] = alone * _waiting(run, costs)
     if not actors and getattr(run.source, "double_buffer", False) and computing < profile.cores:
         learning -= _overlap(seconds, costs.background)  # another core does it
     total = learning + seconds["waiting"]
@@ -188,12 +188,19 @@ def _descheduled(run: Run, threads: int, cores: int) -> float:
     return time_slice / 2 / _batches_of_a_round(run)
 
 
-def _waiting(run: Run, deviation: float) -> float:
-    """Seconds per batch that replicas wait for the slowest one, whose round of H updates is expected to take
-    the maximum of R normally distributed times. deviation: standard deviation of a batch's seconds."""
+def _waiting(run: Run, costs: RecipeCosts) -> float:
+    """How long replicas wait for the slowest one in a batch, relative to its seconds. The slowest one's round
+    of H updates is expected to take the maximum of R normally distributed times."""
     if run.replicas == 1 or not run.strategy.synchronous:
         return 0.0
-    return deviation * _expected_maximum(run.replicas) / math.sqrt(_batches_of_a_round(run))
+    period, updates = period_of(run.strategy), run.learner.updates(1)
+    if (
+        period < updates and costs.step_deviation is not None
+    ):  # each of a batch's rounds waits
+        deviation = costs.step_deviation / math.sqrt(period)
+    else:
+        deviation = costs.deviation / math.sqrt(_batches_of_a_round(run))
+    return deviation * _expected_maximum(run.replicas)
 
 
 def _batches_of_a_round(run: Run) -> float:

@@ -130,10 +130,11 @@ def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> R
             "programs, or other users of this machine, disturb them: measure again with --profile."
         )
     before = profile.recipes.get(key(run))
+    batch, of_steps = statistics.median(pilots[0].iteration), pilots[0].step_deviation
     costs = RecipeCosts(
         {name: fit(_samples(pilots, name)) for name in PRIMITIVES},
         {name: _factor(pilots[0], busy, name) for name in PRIMITIVES},
-        pilots[0].deviation / statistics.median(pilots[0].iteration),
+        pilots[0].deviation / batch,
         parameters(run),
         [(pilot.simulators, pilot.rows) for pilot in pilots],
         learning=None if before is None else before.learning,
@@ -141,6 +142,7 @@ def add_costs(profile: DeviceProfile, found: Measured, name: str, log: Log) -> R
         background=pilots[0].background,
         vectors=pilots[0].vectors,
         vectors_within=pilots[0].vectors_within,
+        step_deviation=None if of_steps is None else of_steps / batch,
     )
     profile.recipes[key(run)] = costs
     profile.renew()

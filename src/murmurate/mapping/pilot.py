@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -46,7 +48,7 @@ class Pilot:
     primitive, in each of several windows. iteration: seconds of an iteration in each window. deviation: the
     standard deviation of the seconds of single iterations. background: share of the primitive ``simulate``'s
     time in which the loop waited for the threads or processes that step the simulators. vectors,
-    vectors_within: see ``RecipeCosts``.
+    vectors_within: see ``RecipeCosts``. step_deviation: see ``_step_deviation``; None if it was not measured.
     """
 
     simulators: int
@@ -57,6 +59,7 @@ class Pilot:
     background: float = 0.0
     vectors: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     vectors_within: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
+    step_deviation: float | None = None
 
 
 def steady(run: Run) -> Run:
@@ -235,6 +238,7 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
         for name in ("wait", "simulate")
     )
     background = waited / simulated if simulated else 0.0
+    steps = [timing.step_deviation for timing in timings if timing.step_deviation is not None]
     vectors = timings[0].vectors
     within = {name: found.vectors for name, found in of_model.items()}
     return Pilot(
@@ -246,6 +250,7 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
         background,
         vectors,
         within,
+        float(np.mean(steps)) if steps else None,
     )
 
 
@@ -275,11 +280,12 @@ def _windows(
 
 class _Timing(NamedTuple):
     """iterations: the seconds of each by primitive. vectors: see ``RecipeCosts``. of_model: the calls of each
-    primitive ``OF_MODEL``."""
+    primitive ``OF_MODEL``. step_deviation: see ``Pilot``."""
 
     iterations: list[dict[str, float]]
     vectors: list[tuple[int, float]]
     of_model: dict[str, ModelCalls]
+    step_deviation: float | None
 
 
 def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
@@ -316,13 +322,32 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     loop.run_to_end()
     memory_file.close()
     warm_up = min(len(iterations) // 2, max(1, int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(iterations))))
-    kept = _of_turns(iterations[math.ceil(warm_up / turn) * turn :], turn)
+    first = math.ceil(warm_up / turn) * turn
+    kept = _of_turns(iterations[first:], turn)
+    # the batches of a turn are not alike: their steps are not compared
+    step_deviation = _step_deviation(clock.steps[max(0, first - 1) : len(iterations)]) if turn == 1 else None
     of_model = {name: ModelCalls.of(name, clock.calls[name]) for name in OF_MODEL if clock.calls[name]}
     vectors = {}
     for name, replica in loop.learner.replicas.items():
         elsewhere = sum(call.updates[name] for calls in clock.calls.values() for call in calls)
         vectors[name] = len(replica), (replica.clock - elsewhere) / loop.batches
-    return _Timing(kept, list(vectors.values()), of_model)
+    return _Timing(kept, list(vectors.values()), of_model, step_deviation)
+
+
+def _step_deviation(steps: Sequence[Sequence[float]]) -> float | None:
+    """The standard deviation of the seconds between a step of the strategy and the one before it, summed over
+    the steps of a batch. None if too few batches have equally many.
+
+    steps: when the steps of each batch began. The first batch only tells when its last step began.
+    """
+    usual = statistics.mode(map(len, steps))
+    whole = [[*before[-1:], *batch] for before, batch in itertools.pairwise(steps) if len(batch) == usual]
+    begins = [batch for batch in whole if len(batch) == 1 + usual]
+    if usual == 0 or len(begins) < _LEAST_ITERATIONS:
+        return None
+    intervals = np.diff(begins, axis=1)
+    low, high = np.percentile(intervals, [2, 98], axis=0)  # outliers would dominate the deviations
+    return float(np.std(np.clip(intervals, low, high), axis=0).sum())
 
 
 def _of_turns(iterations: list[dict[str, float]], turn: int) -> list[dict[str, float]]:

@@ -36,11 +36,12 @@ class RecipeCosts:
     much longer a batch takes for each record (see ``records_of``) that an actor process passes to the
     learner; in profiles before 2026-11-29 for all records of a batch, which are one or two.
     shared_handover_seconds: the same where processes share cores, beyond what they compute; None if it was
-    not measured. crowded: the
-    factor by which all cores together compute less if two processes share each. background: share of the
-    simulators' steps that native threads make. vectors: (number of parameters, updates per batch) of each of
-    the learner's vectors, which are exchanged separately. vectors_within: (number of parameters, updates per
-    call) of the vectors that make updates within a primitive, by its name.
+    not measured. crowded: the factor by which all cores together compute less if two processes share each.
+    background: share of the simulators' steps that native threads make. vectors: (number of parameters,
+    updates per batch) of each of the learner's vectors, which are exchanged separately. vectors_within:
+    (number of parameters, updates per call) of the vectors that make updates within a primitive, by its name.
+    step_deviation: standard deviation of the time between a step of the strategy and the one before it,
+    summed over the steps of a batch, relative to the iteration's time; None if it was not measured.
     """
 
     lines: dict[str, Line]
@@ -55,6 +56,7 @@ class RecipeCosts:
     vectors: list[tuple[int, float]] = field(default_factory=list)
     vectors_within: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     shared_handover_seconds: float | None = None
+    step_deviation: float | None = None
 
 
 @dataclass
@@ -176,7 +178,9 @@ def load(path: Path) -> DeviceProfile:
                 _vectors(costs.get("vectors", ())),
                 # nor do those before 2026-11-30 know models
                 {primitive: _vectors(own) for primitive, own in costs.get("vectors_within", {}).items()},
-                _optional(costs.get("shared_handover_seconds")),  # profiles before 2026-12-01 lack it
+                # profiles before 2026-12-01 lack both
+                _optional(costs.get("shared_handover_seconds")),
+                _optional(costs.get("step_deviation")),
             )
             for name, costs in stored.pop("recipes").items()
         }

@@ -48,12 +48,14 @@ class ModelCalls(NamedTuple):
 class Clock:
     """Adds up the seconds spent in named functions; ``taken`` returns the sums and resets them.
 
-    calls: what was timed ``apart``, by name.
+    calls: what was timed ``apart``, by name. steps: for each iteration, also the one that is running, when
+    the strategy's steps began in it.
     """
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: defaultdict[str, list[Call]] = defaultdict(list)
+        self.steps: list[list[float]] = [[]]
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         seconds, now = self._seconds, time.perf_counter
@@ -171,6 +173,7 @@ def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]])
         original()
         now = time.perf_counter()
         iterations.append(primitives_of(clock.taken(), now - last[0]))
+        clock.steps.append([])
         last[0] = now
 
     setattr(loop.timer, "end_iteration", end_iteration)  # noqa: B010
@@ -195,7 +198,12 @@ class _TimedSource:
 
 
 def _attach_replica(replica: Replica, clock: Clock) -> None:
-    exchange: Callable[[Replica], Exchange] = clock.timed("step", replica.exchange)
+    timed: Callable[[Replica], Exchange] = clock.timed("step", replica.exchange)
+
+    def exchange(replica: Replica) -> Exchange:
+        clock.steps[-1].append(time.perf_counter())
+        return timed(replica)
+
     replica.exchange = exchange
     for name in ("descend", "follow"):  # two ways to make the strategy's step
         setattr(replica, name, clock.timed("descend", getattr(replica, name)))
