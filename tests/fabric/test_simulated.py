@@ -155,6 +155,21 @@ def test_waiting_is_counted_in_virtual_seconds_and_traffic_in_bytes():
     assert (one.bytes, other.bytes) == (3 * 4 * N, 5 * 4 * N)  # mean: one in, two out
 
 
+def test_collectives_of_one_member_cost_nothing():
+    """As in processes: the inline launcher's runs of one replica go through them in every update."""
+
+    def role(member):
+        fabric, x = door_to(member), fill(2.0)
+        before = x.clone()
+        took_part = fabric.mean_(x)
+        fabric.broadcast_(x, 0)
+        gathered = fabric.gather(x)
+        assert gathered[0] is not x
+        return took_part, torch.equal(x, before), gathered[0].tolist(), fabric.traffic.bytes
+
+    assert SimulatedFabric(1, seed=0).run([role]) == [(1, True, [2.0] * N, 0)]
+
+
 # -- the register under delay ---------------------------------------------------------------------
 
 

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from fabric.simulated_members import N, count_to, door_to, fill
+from fabric.simulated_members import count_to, door_to, fill
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
-
-
-def test_collectives_of_one_member_cost_nothing():
-    """As in processes: the inline launcher's runs of one replica go through them in every update."""
-
-    def role(member):
-        fabric, x = door_to(member), fill(2.0)
-        before = x.clone()
-        took_part = fabric.mean_(x)
-        fabric.broadcast_(x, 0)
-        gathered = fabric.gather(x)
-        assert gathered[0] is not x
-        return took_part, torch.equal(x, before), gathered[0].tolist(), fabric.traffic.bytes
-
-    assert SimulatedFabric(1, seed=0).run([role]) == [(1, True, [2.0] * N, 0)]
 
 
 def test_a_crash_leaves_the_mean_to_the_living():
