@@ -1,4 +1,4 @@
-"""GALA's table and sweep: what they plan, what is left of it, how they go on, and what counts as success."""
+"""GALA's table and sweep: what they plan, what is left of it, and how they go on."""
 
 from __future__ import annotations
 
@@ -9,95 +9,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from bench.gala_trainer import SILENT, Trainer, option, plan, save
 from murmurate.bench import _gala, _resumable, actor_learners, gala_sweep, gala_table
-from murmurate.bench._gala import GalaPlan, Job
-from murmurate.bench._result import progress_log
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.reader import read_metrics
-from murmurate.training.checkpoint import commit, write_part
 from waiting import until
-
-SILENT = progress_log()
-
-
-def plan(where: Path, **fields: Any) -> GalaPlan:
-    small: dict[str, Any] = {
-        "games": ("cartpole",),
-        "seeds": 2,
-        "env_steps": (1_000, 4_000),
-        "learners": 2,
-        "simulators": (16, 32),
-        "eval_episodes": 2,
-    }
-    return GalaPlan(**{**small, **fields}, where=str(where / "runs"))
-
-
-def option(words: Sequence[str], name: str) -> str:
-    return words[list(words).index(name) + 1]
-
-
-class Trainer:
-    """In place of ``murmurate train`` and ``resume``: notes its commands and leaves what they would."""
-
-    def __init__(self) -> None:
-        self.commands: list[list[str]] = []
-        self.returns: dict[str, float] = {}  # by a part of the folder's name
-        self.diverges: str | None = None
-        self.stops_after: int | None = None  # commands until one is cut off, with its checkpoint saved
-        self.asked = 0
-
-    def __call__(self, words: Sequence[str], output: Path) -> int:
-        self.commands.append(list(words))
-        folder = Path(words[1] if words[0] == "resume" else option(words, "--out"))
-        end = int(option(words, "--env-steps"))
-        if words[0] == "train":
-            assert not folder.exists()
-        cut = self.stops_after is not None and len(self.commands) > self.stops_after
-        save(folder, end // 2 if cut else end)
-        if cut:
-            (folder / "summary.json").write_text(json.dumps({"exit": "interrupted", "env_steps": end // 2}))
-            output.write_text("somebody pressed Ctrl-C")
-            return 130
-        value = next((v for part, v in self.returns.items() if part in folder.name), 10.0)
-        failed = self.diverges is not None and self.diverges in folder.name
-        facts = {
-            "exit": "failed: replica 0: the gradient of replica 'a2c' is not finite at its update 7, though"
-            if failed
-            else "finished",
-            "env_steps": end // 3 if failed else end,
-            "seed": int(folder.name.rsplit("-", 1)[1]),
-            "eval_return_mean": value + 1,
-            "eval_return_stderr": 0.5,
-            "train_return_mean": value,
-            "dead_replicas": [],
-            "wall_seconds": 1800.0,
-        }
-        (folder / "summary.json").write_text(json.dumps(facts))
-        return 1 if failed else 0
-
-    def speed(self, job: Job) -> float:
-        self.asked += 1
-        return 100.0
-
-
-@pytest.fixture
-def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    trainer = Trainer()
-    monkeypatch.setattr(_resumable, "murmurate", trainer)
-    monkeypatch.setattr(_resumable, "measured_speed", trainer.speed)
-    return trainer
-
-
-def save(folder: Path, env_steps: int) -> None:
-    staging = folder / "checkpoints" / ".staging"
-    staging.parent.mkdir(parents=True, exist_ok=True)
-    write_part(staging, 0, {"env_steps": env_steps})
-    commit(folder / "checkpoints", staging, {"env_steps": env_steps, "seconds": 1.0, "replicas": 1})
-
 
 # -- planning ------------------------------------------------------------------------------------------
 
@@ -276,109 +195,6 @@ def test_a_diverged_run_is_over_and_never_tried_again(tmp_path: Path, trainer: T
     assert job.run.env_steps_left() == 0
     assert _resumable.train(job.run, SILENT) == facts
     assert len(trainer.commands) == 1
-
-
-# -- the table -----------------------------------------------------------------------------------------
-
-
-def test_the_seed_that_trained_best_is_scored_by_games_that_did_not_choose_it(
-    tmp_path: Path, trainer: Trainer
-) -> None:
-    small = plan(tmp_path, seeds=3, simulators=(16,), env_steps=(4_000,))
-    trainer.returns = {"gala-2x8-to-4000-seed-1": 70.0, "all-reduce-2x8-to-4000-seed-2": 60.0}
-    trainer.diverges = "all-reduce-2x8-to-4000-seed-2"
-    result = gala_table.measure(small, SILENT)
-    a2c, gala = result["rows"]
-    assert (gala["ours_seed"], gala["ours_mean"], gala["ours_stderr"]) == (1, 71.0, 0.5)
-    assert (a2c["ours_seed"], a2c["ours_mean"], a2c["diverged"], a2c["seeds"]) == (0, 11.0, 1, 3)
-    assert list(a2c["eval_return_by_seed"]) == ["0", "1"]
-    assert gala["wall_hours"] == pytest.approx(1.5)
-    assert a2c["paper_mean"] is None
-    assert "scaled_down" in result
-    json.dumps(result)
-
-
-def test_a_table_that_ends_at_the_papers_first_column_is_no_rehearsal(
-    tmp_path: Path, trainer: Trainer
-) -> None:
-    pytest.importorskip("ale_py")
-    shorter = plan(tmp_path, games=("pong",), seeds=1, simulators=(16,), env_steps=(25_000_000,))
-    result = gala_table.measure(shorter, SILENT)
-    assert "scaled_down" not in result
-    assert {row["paper_env_steps"] for row in result["rows"]} == {25_000_000}
-
-
-def test_a_row_of_which_every_seed_diverged_has_no_score_and_one_without_episodes_has() -> None:
-    diverged = {
-        "exit": "failed: the parameters of replica 'a2c' are not finite", "seed": 0, "dead_replicas": [],
-        "wall_seconds": 1.0, "eval_return_mean": 9.0, "train_return_mean": 9.0, "eval_return_stderr": 0.1,
-    }  # fmt: skip
-    assert gala_table.ours([diverged])["ours_mean"] is None
-    young = {**diverged, "exit": "finished", "seed": 1, "train_return_mean": None, "eval_return_mean": 2.0}
-    found = gala_table.ours([diverged, young])
-    assert (found["ours_mean"], found["ours_seed"], found["diverged"]) == (2.0, 1, 1)
-
-
-def test_the_papers_figures_are_table_1s() -> None:
-    assert gala_table.paper_figures("GALA-A2C", 40_000_000, "beam-rider") == {
-        "paper_mean": 10188, "paper_stderr": 1316, "paper_env_steps": 40_000_000,
-    }  # fmt: skip
-    assert gala_table.paper_figures("A2C", 25_000_000, "qbert")["paper_mean"] == 16805
-    assert gala_table.paper_figures("A2C", 2_000, "space-invaders")["paper_env_steps"] == 25_000_000
-    assert {method for method, _ in gala_table.PAPER} == set(_gala.METHODS)
-    assert {steps for _, steps in gala_table.PAPER} == set(gala_table.FULL.env_steps)
-    assert all(len(row) == len(_gala.SIX_GAMES) for row in gala_table.PAPER.values())
-
-
-# -- the sweep -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("scores", "nominal", "share"),
-    [
-        ([10.1, 10.0, 30.0, -5.0], 20.0, 0.5),  # better than half, not half
-        ([None, 30.0], 20.0, 0.5),  # no score is no success, and still a run
-        ([None, None], 20.0, 0.0),
-        ([30.0], None, None),
-        ([], 20.0, None),
-    ],
-)
-def test_a_run_succeeds_above_half_the_nominal_score(
-    scores: list[float | None], nominal: float | None, share: float | None
-) -> None:
-    assert gala_sweep.success_share(scores, nominal) == share
-
-
-@pytest.mark.parametrize(
-    ("scores", "nominal"),
-    [
-        ([1.0, 100.0, 20.0], 20.0),
-        ([None, 20.0, 40.0], 30.0),
-        ([None, None], None),
-        ([], None),
-        ([-21.0, -20.0], None),  # half of it would be met by what is worse
-        ([0.0], None),
-    ],
-)
-def test_the_nominal_score_is_a_median_that_can_be_halved(
-    scores: list[float | None], nominal: float | None
-) -> None:
-    assert gala_sweep.nominal_score(scores) == nominal
-
-
-def test_shares_are_by_simulators_and_compared_as_the_paper_does(tmp_path: Path, trainer: Trainer) -> None:
-    small = plan(tmp_path, env_steps=(4_000,))
-    trainer.returns = {"all-reduce-2x16-to-4000-seed-0": 5.0, "all-reduce-2x16-to-4000-seed-1": 5.1}
-    trainer.diverges = "gala-2x8-to-4000-seed-0"
-    result = gala_sweep.measure(small, SILENT)
-    few, many = result["rows"]
-    assert (few["ours_nominal_score"], few["ours_share_a2c"], few["ours_share_gala"]) == (10.0, 1.0, 0.5)
-    assert few["scores_gala"] == [None, 10.0]
-    assert (many["ours_share_a2c"], many["ours_share_gala"]) == (0.5, 1.0)
-    assert [row["gala_at_least_a2c"] for row in result["rows"]] == [False, True]
-    assert (result["gala_at_least_a2c"], result["compared"]) == (1, 2)
-    assert few["paper_gala_at_least_a2c"] is None
-    json.dumps(result)
 
 
 # -- for real ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import signal
 import pytest
 import torch
 
-from conformance.test_fabric import N, found, vector
+from conformance.fabric_roles import N, found, vector
 from murmurate.fabric import fabrics
 from murmurate.fabric.interface import Capability, ranks_across, ranks_within
 from murmurate.fabric.network.fabric import run_members as over_links

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from conformance import test_fabric as conformance
+from conformance.fabric_roles import use_what_is_missing
 from laws.problems import LINEAR, OPTIMIZERS, Problem, same
 from murmurate.errors import MissingExtra
 from murmurate.fabric.interface import Capability, FabricError
@@ -108,7 +109,7 @@ class TestCollectives:
         assert one == other
 
     def test_other_capabilities_are_refused_by_name(self):
-        outcome, claimed = members(1, conformance.use_what_is_missing)[0]
+        outcome, claimed = members(1, use_what_is_missing)[0]
         assert claimed
         for capability, (offered, works) in outcome.items():
             assert offered is (capability is Capability.COLLECTIVE)

@@ -1,77 +1,29 @@
-"""How ranks find one another: epochs under one store, and the memory of one host."""
+"""How ranks find one another: epochs under one store, and the addresses of their hosts."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import errno
-import logging
 import os
-import re
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
 
-from murmurate.cli.main import main
+from launch.rendezvous_ranks import around, in_thread, job, needs_proc
 from murmurate.errors import Refusal
-from murmurate.fabric.network.authenticated_store import AuthenticatedStore
-from murmurate.fabric.processes.fork_server import fork_server
-from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import rendezvous
 from murmurate.launch.addresses import own_address
-from murmurate.launch.host_memory import MemoryOffer, Process, borrow, lend, this_host
-from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, write_proof
+from murmurate.launch.host_memory import Process
+from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, write_proof
 from murmurate.launch.rendezvous import Environment, Rendezvous
-from murmurate.launch.secret import drawn_secret, weakness
-from murmurate.training.worker_context import Resume
 from waiting import DEADLINE_SECONDS, until
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="memory is lent through /proc")
-
-
-@pytest.fixture
-def server() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-def around(server: TCPStore, rank: int, size: int = 2) -> Environment:
-    return Environment(rank, size, 1, "127.0.0.1", server.port, 0, "test", agent_store=True)
-
-
-def job(ranks: Rendezvous, folder: str) -> JobSpec:
-    resume = Resume(Path(folder) / "last", {0: 0, 1: 0}, {"env_steps": 7}, 3.0)
-    return JobSpec("test", ranks.epoch, 2, ranks.offer, 0.0, folder=folder, resume=resume)
-
-
-def in_thread(act: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin ``act``; calling the result waits for its value, or raises its error."""
-    found: list[Any] = []
-
-    def go() -> None:
-        try:
-            found.append(act())
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-
-    def value() -> Any:
-        thread.join(60)
-        assert found, "it is still waiting"
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
-
-    return value
+pytestmark = needs_proc
 
 
 def test_the_leaders_announcement_reaches_the_others_and_its_code_ends_them(server: TCPStore) -> None:
@@ -259,193 +211,3 @@ def test_the_own_address_is_that_of_the_route_of_either_protocol(monkeypatch: py
             own_address("first")
         patch.setenv("MURMURATE_ADDRESS", "192.0.2.8")
         assert own_address("first") == "192.0.2.8"
-
-
-# -- secrets ----------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def secret(monkeypatch: pytest.MonkeyPatch, text: str) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("MURMURATE_SECRET", text)
-        yield
-
-
-@pytest.mark.parametrize(("leaders", "others"), [("A", ""), ("", "A"), ("A", "B")])
-def test_ranks_with_different_secrets_refuse_each_other_by_name(
-    leaders: str, others: str, server: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {"A": drawn_secret(), "B": drawn_secret(), "": ""}
-    with secret(monkeypatch, given[others]):
-        one = Rendezvous(around(server, 1))
-    with secret(monkeypatch, given[leaders]):
-        leader = Rendezvous(around(server, 0))
-    announced = in_thread(one.join)
-    host = re.escape(socket.gethostname())
-    with pytest.raises(Refusal, match=rf"rank 1 \(process {os.getpid()} on '{host}'\) has another M"):
-        leader.gather()
-    with pytest.raises(Refusal, match="rank 0 has another MURMURATE_SECRET than rank 1, or none"):
-        announced()
-
-
-def test_the_secret_of_the_environment_is_that_of_every_message(
-    server: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MURMURATE_SECRET", drawn_secret())
-    one = Rendezvous(around(server, 1))
-    announced = in_thread(one.join)
-    leader = Rendezvous(around(server, 0))
-    leader.gather()
-    assert fresh_secret() == ""
-    leader.announce(dataclasses.replace(job(leader, "/runs/first"), offer=None))
-    spec = announced()
-    hosts = [
-        MemberHost(spec, ranks.store, [rank], leads=ranks.leads, address="127.0.0.1")
-        for rank, ranks in ((0, leader), (1, one))
-    ]
-    hosts[0].run_state.request_stop()
-    until(lambda: hosts[1].run_state.stop_requested)
-    monkeypatch.delenv("MURMURATE_SECRET")
-    with pytest.raises(Refusal, match="this host does not have MURMURATE_SECRET, and the one"):
-        MemberHost(spec, one.store, [1], leads=False, address="127.0.0.1")
-    for host in hosts:
-        host.close()
-
-
-@pytest.mark.parametrize("key", ["current", "offer", "announcement", "rank/1", "folder"])
-def test_what_a_stranger_writes_into_the_store_is_refused(
-    key: str, server: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """He flips one bit of what was written, and of his own signs what he pleases."""
-    monkeypatch.setenv("MURMURATE_SECRET", drawn_secret())
-    leader, one = Rendezvous(around(server, 0)), Rendezvous(around(server, 1))
-    place = "murmurate/test" if key in ("current", "folder") else f"murmurate/test/epoch-{leader.epoch}"
-    leader.claimed(Path("/runs/first"))
-    first = in_thread(leader.gather)
-    until(lambda: server.check(["murmurate/test/current"]))
-    if key != "rank/1":
-        one._enter(leader.epoch)
-        one._register("a nonce")
-        first()
-        leader.announce(job(leader, "/runs/first"))
-        true = server.get(f"{place}/{key}")
-        server.set(f"{place}/{key}", true[:-1] + bytes([true[-1] ^ 1]))
-        one = Rendezvous(around(server, 1))
-        with pytest.raises(Refusal, match=r"rank 0 has another .* or a stranger has written"):
-            Rendezvous(around(server, 0)).earlier_folder() if key == "folder" else one.join()
-    else:
-        AuthenticatedStore(server, place, b"").set(key, b"{}")
-        with pytest.raises(Refusal, match=r"rank 1 has another .* or a stranger has written"):
-            first()
-
-
-def test_a_strangers_word_neither_ends_a_rank_nor_reports_its_death(
-    server: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(rendezvous, "_POLL_SECONDS", 0.0)
-    monkeypatch.setenv("MURMURATE_SECRET", drawn_secret())
-    leader, one = Rendezvous(around(server, 0)), Rendezvous(around(server, 1))
-    one._enter(leader.epoch)
-    stranger = AuthenticatedStore(server, f"murmurate/test/epoch-{leader.epoch}", b"")
-    stranger.set("over", b"0")
-    stranger.set("exit/1", b'{"how": "failed", "error": "says the stranger"}')
-    assert leader.reported(1) is None
-    looks = iter([False] * 100 + [True])
-    with caplog.at_level(logging.WARNING):
-        assert one.await_dismissal(lambda: next(looks)) is None
-    assert 0 < sum("refused [store" in record.message for record in caplog.records) < 10, (
-        "the log stays short"
-    )
-    leader.dismiss(3, deadline_seconds=0.0)
-    assert one.await_dismissal(lambda: True) == 3
-
-
-@pytest.mark.parametrize(
-    "weak", ["secret", "x" * 64, "password" * 8, "0123456789abcdef" * 4, "correct horse battery"]
-)
-def test_a_secret_that_can_be_guessed_is_refused(weak: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MURMURATE_SECRET", weak)
-    no_store = Environment(0, 2, 1, "127.0.0.1", 1, 0, "none", True)
-    for act in (fresh_secret, lambda: Rendezvous(no_store)):
-        with pytest.raises(Refusal, match=r"MURMURATE_SECRET can be guessed: it .*murmurate secret"):
-            act()
-
-
-def test_a_printed_secret_is_a_good_one(capsys: pytest.CaptureFixture[str]) -> None:
-    secrets = set()
-    for _ in range(2):
-        assert main(["secret"]) == 0
-        secrets.add(capsys.readouterr().out.strip())
-    assert len(secrets) == 2
-    assert not any(weakness(text) for text in secrets)
-
-
-def test_ranks_without_a_run_id_agree_on_a_drawn_one(server: TCPStore) -> None:
-    def unnamed(rank: int) -> Environment:
-        return dataclasses.replace(around(server, rank), run_id="none")
-
-    one, leader, again = (Rendezvous(unnamed(rank)) for rank in (1, 0, 0))
-    assert one.run_id == leader.run_id == again.run_id
-    assert re.fullmatch("[0-9a-f]{16}", one.run_id)
-    server.set("murmurate/run_id", "../../elsewhere")
-    with pytest.raises(Refusal, match="a stranger has written"):
-        Rendezvous(unnamed(0))
-
-
-# -- memory -----------------------------------------------------------------------------------------------
-
-
-def add_one(offer: MemoryOffer) -> None:
-    cells = borrow(offer).counters("cells", (1,))
-    cells[0] += 1
-
-
-def test_another_process_borrows_the_same_memory() -> None:
-    memory_file = SharedMemoryFile.create()
-    offer = lend(memory_file)
-    memory_file.counters("cells", (1,))[0] = 41
-    process = fork_server().Process(target=add_one, args=(offer,))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    assert borrow(offer).counters("cells", (1,))[0] == 42
-    memory_file.close()
-
-
-def test_what_is_not_the_lent_memory_is_not_taken(tmp_path: Path) -> None:
-    memory_file = SharedMemoryFile.create()
-    offer = lend(memory_file)
-    with (tmp_path / "file").open("w") as file:
-        not_memory = MemoryOffer(offer.host, offer.pid, file.fileno(), offer.mark)
-        assert borrow(not_memory) is None
-    assert borrow(MemoryOffer("another host", offer.pid, offer.descriptor, offer.mark)) is None
-    assert borrow(MemoryOffer(offer.host, offer.pid, offer.descriptor, offer.mark + 1)) is None
-    assert borrow(MemoryOffer(offer.host, offer.pid, -1, offer.mark)) is None
-    other_file = SharedMemoryFile.create()
-    other_file.counters("run_state", (3,))
-    not_lent = MemoryOffer(offer.host, offer.pid, other_file.descriptor, offer.mark)
-    opened = len(list(Path("/proc/self/fd").iterdir()))
-    assert borrow(not_lent) is None
-    assert len(list(Path("/proc/self/fd").iterdir())) == opened
-    other_file.close()
-    memory_file.close()
-    assert borrow(offer) is None
-
-
-def test_a_process_that_ended_is_gone_even_before_it_is_reaped() -> None:
-    mine = Process.this()
-    assert mine.is_gone() is False
-    assert Process("another host", mine.pid, mine.created).is_gone() is None
-    assert Process(this_host(), mine.pid, mine.created - 5).is_gone() is True, "a later one of that number"
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and a zombie
-    assert Process(this_host(), child.pid, 0).is_gone() is True
-    child.wait()
-    assert Process(this_host(), child.pid, 0).is_gone() is True
-
-
-def test_a_process_is_not_gone_because_the_systems_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = Process.this()
-    # the start that psutil reports moves with the clock: it adds the boot time, which Linux derives from it
-    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 1e9)
-    assert mine.is_gone() is False

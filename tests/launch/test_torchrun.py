@@ -16,8 +16,8 @@ import torch
 from torch.distributed import TCPStore
 
 from faults.commands import Command, Written
+from launch.rendezvous_ranks import around, in_thread
 from launch.test_inline import params
-from launch.test_rendezvous import around, in_thread
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.spawn import REFUSED, Exit

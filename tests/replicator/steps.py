@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from murmurate.fabric.processes.fabric import run_members as in_processes
@@ -55,3 +56,20 @@ def tanh_net(dtype=torch.float64, seed=0):
 
 def pairs(count, rows=12, dtype=torch.float64):
     return [(draw(1000 + k, rows, 4).to(dtype), draw(2000 + k, rows, 3).to(dtype)) for k in range(count)]
+
+
+def second_smallest(stacked):
+    return stacked.sort(0).values[min(1, len(stacked) - 1)]
+
+
+def close(result, right):
+    torch.testing.assert_close(result, right, rtol=1e-12, atol=1e-12, check_dtype=True)
+
+
+def trained(loop, net, optimizer, batches, after=lambda: None):
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.mse_loss(net(x), y).backward()
+        optimizer.step()
+        after()
+    return [p.detach().clone() for p in net.parameters()]

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import murmurate
-from replicator.test_script import environment
+from replicator.example_scripts import environment
 from waiting import until
 
 
