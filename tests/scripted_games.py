@@ -13,6 +13,7 @@ from murmurate.worlds._game_server import Frame, Unusable
 
 SHAPE = (3, 2, 2)
 SCREEN = (4, 6, 3)
+FOLDER = str(Path(__file__).parent)  # where a server finds this module
 
 
 def frame(number: int, seed: int) -> Frame:

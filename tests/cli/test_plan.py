@@ -1,9 +1,8 @@
-"""``murmurate plan`` as a user calls it: it measures once, predicts, explains, and refuses."""
+"""``murmurate plan`` as a user calls it: it measures once, predicts, and explains."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -13,26 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import Capture, without_measuring_threads
 
 from murmurate.cli import plan
 from murmurate.cli.main import main
-from murmurate.cli.options import change
-from murmurate.cli.plan import PROFILE, _words, command, machine
+from murmurate.cli.plan import PROFILE
 from murmurate.errors import Refusal, RunFailed
 from murmurate.mapping import exchange, learning, link, measure, rounds, search
-from murmurate.mapping.advice import advice
-from murmurate.mapping.candidates import Candidate
-from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import Line
-from murmurate.mapping.pilot import Pilot
 from murmurate.mapping.profile import DeviceProfile, Link, key, load, save
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
 from murmurate.strategies.interface import Strategy
 from murmurate.training.run import Run
-from pictures import write_folder
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    # each other size is another question, whose answer takes seconds
-    monkeypatch.setattr(measure, "_threads_pay", lambda *_: False)
+    without_measuring_threads(monkeypatch)
 
 
 def planned(capsys: Capture, *words: str) -> list[dict[str, Any]]:
@@ -169,21 +160,6 @@ def test_the_least_memory_is_an_objective_and_needs_nothing_more(capsys: Capture
     assert rows[0]["memory_bytes"] / 2**20 == pytest.approx(rows[0]["predicted"], rel=0.005)
 
 
-def test_the_time_to_a_target_needs_a_target(capsys: Capture) -> None:
-    assert main(["plan", "cartpole-a2c", "--objective", "time"]) == 2
-    assert "--target" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("objective", "remedy"), [("time", "--target RETURN"), ("energy", "--watts 6")])
-def test_what_an_objective_lacks_is_refused_before_anything_is_measured(
-    objective: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)  # where there is no profile yet
-    monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
-    assert main(["plan", "cartpole-a2c", "--objective", objective]) == 2
-    assert remedy in capsys.readouterr().err
-
-
 def test_a_profile_of_other_settings_is_refused(folder: Path, capsys: Capture) -> None:
     profile = load(folder / "runs" / "profile.json")
     profile.hardware["cpu"] = "another processor"
@@ -202,22 +178,6 @@ def test_a_profile_of_other_settings_is_refused(folder: Path, capsys: Capture) -
     assert "--profile --target 300 --on FILE" in capsys.readouterr().err
 
 
-def test_a_recipe_whose_batches_are_not_modelled_is_refused(capsys: Capture) -> None:
-    assert main(["plan", "cartpole-service-dqn"]) == 2
-    message = capsys.readouterr().err
-    assert "cartpole-service-dqn learns from transitions, whose costs are not modelled" in message
-    assert "measuring" not in message
-
-
-def test_a_launcher_of_one_process_is_refused(capsys: Capture) -> None:
-    """What is predicted computes at the same time, and has actors."""
-    assert main(["plan", "cartpole-impala", "--launcher", "inline"]) == 2
-    told = (
-        "a plan is of replicas that compute at the same time, and those of the inline launcher do not: leave "
-    )
-    assert told + "out --launcher" in capsys.readouterr().err
-
-
 def test_more_hosts_go_through_a_simulated_network(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(search, "_SIMULATED_CANDIDATES", 2)
     monkeypatch.setattr("murmurate.mapping.hosts._UPDATES", 10)
@@ -225,94 +185,6 @@ def test_more_hosts_go_through_a_simulated_network(monkeypatch: pytest.MonkeyPat
     assert all("--replicas" in row["name"] for row in rows)
     assert all(any("network is a guess" in sentence for sentence in row["advice"]) for row in rows)
     assert rows[0]["predicted"] > 0
-
-
-def test_images_are_planned_with_their_decoding_processes(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("cv2")
-    pilots: dict[str, Pilot] = {}
-    measured = rounds.measure
-
-    def measured_once(run: Run, seconds: float, busy: int = 1) -> Pilot:
-        """Each size once, and alone: the profile of ``folder`` was measured with all cores busy, too."""
-        if repr(run) not in pilots:
-            pilots[repr(run)] = measured(run, seconds)
-        return pilots[repr(run)]
-
-    monkeypatch.setattr(rounds, "measure", measured_once)
-    monkeypatch.setattr(rounds, "_SECONDS", 0.2)
-    monkeypatch.setattr(rounds, "_MOST_ROUNDS", 1)
-    line = Line(1e-4, 1e-9, (1e-4, 1e-9), (1e-4, 1e-9), (10_000, 100_000))
-    monkeypatch.setattr(exchange, "measure", lambda *_: line)
-    monkeypatch.chdir(tmp_path)
-    images = write_folder(tmp_path / "images")
-    words = [
-        "plan",
-        "folder-resnet18",
-        "--world.path",
-        images,
-        "--world.size",
-        "32",
-        "--world.shortest",
-        "36",
-    ]
-    assert main([*words, "--agent.width", "8", "--agent.batch", "4", "--json", "--page", "plan.html"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["unit"] for row in rows} == {"images/s"}
-    options = " ".join(word for row in rows for word in row["changes"])
-    assert all(option in options for option in ("--workers 0", "--agent.batch 16", "--replicas 2"))
-    assert all(row["predicted"] > 0 for row in rows)
-    html = (tmp_path / "plan.html").read_text()
-    assert "reading and augmenting examples" in html
-    assert "measured images/s" in html
-    assert "env steps" not in html
-    assert main([*words, "--target", "300"]) == 2
-    assert "learns from images, which have no returns to reach" in capsys.readouterr().err
-
-
-def test_an_end_that_is_given_takes_the_place_of_a_number_of_examples_as_in_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("cv2")
-    planned: list[Run] = []
-
-    def seen(run: Run, *_: Any) -> None:
-        planned.append(run)
-        raise Refusal("nothing is to be measured")
-
-    monkeypatch.setattr("murmurate.cli.plan._profile", seen)
-    images = ["--world.path", write_folder(tmp_path / "images")]
-    assert main(["plan", "folder-resnet18", *images]) == 2
-    assert main(["plan", "folder-resnet18", *images, "--minutes", "2"]) == 2
-    assert [(run.env_steps is None, run.minutes) for run in planned] == [(False, None), (True, 2.0)]
-
-
-def candidate(run: Run, *words: str) -> Candidate:
-    return Candidate("", run, 1.0, "", "", Prediction(1.0, 1.0, {}, "learner", 1.0, 1.0), [*words])
-
-
-def test_settings_of_a_strategy_are_left_out_for_another_one() -> None:
-    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("local-sgd")(period=5))
-    for given in (["--strategy.period", "5"], ["--period=5"]):
-        rest = [*given, "--simulators", "4"]
-        words = _words(run, "local-sgd", rest, candidate(run, "--strategy", "gala", "--replicas", "2"))
-        assert words == ["--simulators", "4", "--strategy", "gala", "--replicas", "2"]
-        words = _words(run, "local-sgd", rest, candidate(run, "--replicas", "2"))
-        assert words == ["--strategy", "local-sgd", *rest, "--replicas", "2"]
-        assert change(run, words[2:], "").replicas == 2
-
-
-def test_what_the_plan_imports_is_part_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = recipe("cartpole-a2c")
-    monkeypatch.setenv("MURMURATE_IMPORT", "/their/module.py")
-    for words in (["--replicas", "2"], ["--strategy", "gala", "--replicas", "2"]):
-        assert _words(run, None, [], candidate(run, *words)) == ["--import", "/their/module.py", *words]
-
-
-def test_a_check_for_another_machine_is_refused_before_anything_is_measured(capsys: Capture) -> None:
-    assert main(["plan", "cartpole-a2c", "--check", "--on", "nowhere.json"]) == 2
-    assert "--check runs the candidates here" in capsys.readouterr().err
 
 
 def test_a_training_for_another_machine_is_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -323,22 +195,6 @@ def test_a_training_for_another_machine_is_refused(tmp_path: Path, capsys: Captu
     assert main([*words, "--apply", "--out", str(tmp_path / "run")]) == 2
     assert "of another machine" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_a_device_that_is_not_there_is_refused_before_anything_is_measured(capsys: Capture) -> None:
-    assert main(["plan", "cartpole-a2c", "--placement.devices", "cuda:99"]) == 2
-    captured = capsys.readouterr()
-    assert "Use --placement.devices cpu" in captured.err or "there is no cuda:99" in captured.err
-    assert "measuring" not in captured.err
-
-
-def test_a_strategy_that_cannot_begin_is_refused_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
-    words = ["--strategy", "gala", "--strategy.topology", "moebius", "--profile"]
-    assert main(["plan", "cartpole-a2c", *words]) == 2
-    assert "There is no topology called 'moebius'" in capsys.readouterr().err
 
 
 def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
@@ -413,27 +269,6 @@ def test_the_first_host_keeps_the_link_to_the_other_one(
     assert "network: 50 us + bytes / 1.25 GB/s; the profile is linked.json" in capsys.readouterr().err
     kept = load(Path("linked.json"))
     assert (kept.links, kept.recipes) == ({"network": Link(5e-5, 1.25e9)}, load(PROFILE).recipes)
-
-
-def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("precious")
-    words = ["plan", "cartpole-a2c", "--profile"]
-    assert main([*words, "--page", str(tmp_path / "no" / "plan.html")]) == 2
-    assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
-    assert main([*words, "--page", str(tmp_path)]) == 2
-    assert f"{tmp_path} is a folder" in capsys.readouterr().err
-    assert main([*words, "--page", str(tmp_path / "full" / "p.json"), "--on", f"{tmp_path}/full/p.json"]) == 2
-    assert "which holds the measured costs" in capsys.readouterr().err
-    assert main([*words, "--apply", "--out", str(tmp_path / "full")]) == 2
-    assert "full is not empty and holds no run" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
-    assert main([*words, "--out", str(tmp_path / "new")]) == 2
-    assert "Add --apply" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_target_asks_for_the_time_to_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -522,25 +357,3 @@ def test_with_json_a_training_says_nothing_on_standard_output(tmp_path: Path, ca
     rows = planned(capsys, "--apply", "--simulators", "4", "--env-steps", "500", "--out", out)
     assert rows
     assert (tmp_path / "run" / "summary.json").is_file()
-
-
-def test_several_hosts_get_the_command_of_each() -> None:
-    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
-    words = ["--strategy", "gala", "--replicas", "4", "--simulators", "16"]
-    assert command(run, candidate(run), words) == f"murmurate train cartpole-a2c {' '.join(words)}"
-    said = command(run, candidate(run), [*words, "--launcher=local"], hosts=2)
-    assert said == (
-        "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
-        "-m murmurate train cartpole-a2c --launcher torchrun --out FOLDER --strategy gala --simulators 16"
-    )
-
-
-def test_the_table_names_all_hosts() -> None:
-    assert [machine(2, 1), machine(1, 1), machine(1, 4)] == ["2 cores", "1 core", "4 hosts of 1 core each"]
-
-
-def test_the_assumed_network_is_named_for_several_hosts_alone() -> None:
-    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
-    for hosts, expected in ((1, 0), (2, 1)):
-        sentences = advice(candidate(run), DeviceProfile(2), hosts)
-        assert sum("network is a guess" in sentence for sentence in sentences) == expected

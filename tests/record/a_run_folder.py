@@ -125,3 +125,20 @@ def write_records(folder: Path, records: list[dict], *, replicas: int, strategy:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     run = {"recipe": "cartpole-gala", "strategy": strategy, "replicas": replicas, "seed": 3}
     (folder / "run.json").write_text(json.dumps(run | more))
+
+
+def line(t: float, replica: int, **fields) -> dict:
+    return {
+        "time_seconds": t,
+        "replica": replica,
+        "env_steps": int(100 * t),
+        "updates": int(10 * t),
+        **fields,
+    }
+
+
+def a_run(folder: Path, records: list[dict], strategy: dict, *, replicas: int = 2, **of_run) -> Path:
+    write_records(folder, records, replicas=replicas, strategy=strategy)
+    run = json.loads((folder / "run.json").read_text()) | of_run
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder

@@ -1,46 +1,21 @@
 """The page: the right numbers, nothing fetched, sentences for what is lacking, refusals in time."""
 
 import base64
-import html
 import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
 from a_run_folder import write_records, write_run
+from report_pages import data_of, page_of, svgs_of, words_of
 
 from murmurate.errors import Refusal
 from murmurate.record.report import report
 from murmurate.record.runs import open_run
-
-
-def page_of(*folders: Path) -> str:
-    return report(list(folders), folders[0].parent / "page.html").read_text(encoding="utf-8")
-
-
-def data_of(page: str) -> list[dict]:
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    return json.loads(found)["runs"]
-
-
-def words_of(page: str) -> str:
-    """What a person reads: no style, script or tags; figures' texts included."""
-    page = re.sub(r"<(style|script).*?</\1>", " ", page, flags=re.S)
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
-
-
-def svgs_of(page: str) -> dict[str, ElementTree.Element]:
-    found = {}
-    for text in re.findall(r"<svg.*?</svg>", page, re.S):
-        element = ElementTree.fromstring(text)  # raises where it is not well formed
-        found[element.attrib["aria-label"]] = element
-    return found
 
 
 def write_few_records(folder: Path) -> None:
@@ -180,108 +155,6 @@ def test_no_episode_yet_and_no_command(tmp_path: Path) -> None:
     assert "Put together from run.json" in words
 
 
-def test_what_others_wrote_cannot_become_markup(tmp_path: Path) -> None:
-    evil = "</script><img src=x onerror=alert(1)>"
-    records = [
-        {"time_seconds": 1.0, "replica": 0, "env_steps": 80, "updates": 1, "loss": 1.0},
-        {
-            "time_seconds": 2.0,
-            "kind": "event",
-            "event": "warning",
-            "message": evil,
-            "replica": 0,
-            "env_steps": 80,
-        },
-    ]
-    write_records(tmp_path / "run", records, replicas=1, strategy={"name": "solo"})
-    run = json.loads((tmp_path / "run" / "run.json").read_text()) | {"recipe": evil}
-    (tmp_path / "run" / "run.json").write_text(json.dumps(run))
-    page = page_of(tmp_path / "run")
-    assert "<img src=x" not in page
-    assert data_of(page)[0]["recipe"] == evil
-    assert evil in html.unescape(page)
-
-
-def test_a_label_of_a_figure_cannot_become_markup(tmp_path: Path) -> None:
-    strategy = {"name": 'gala"><script>alert(1)</script>', "topology": "ring"}
-    write_run(tmp_path / "a", seconds=60, dead=None, strategy=strategy)
-    write_run(tmp_path / "b", seconds=60, dead=None)
-    page = page_of(tmp_path / "a", tmp_path / "b")
-    assert "<script>" not in page
-    assert f"staleness of {strategy['name']}" in svgs_of(page)
-
-
-def test_several_runs_share_a_table_and_the_plots(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", seconds=300)
-    write_run(
-        tmp_path / "b", seconds=300, recipe="pong-a2c", strategy={"name": "all-reduce"}, dead=None, seed=1
-    )
-    page = page_of(tmp_path / "a", tmp_path / "b")
-    assert [run["recipe"] for run in data_of(page)] == ["pong-gala", "pong-a2c"]
-    words = words_of(page)
-    first = "pong-gala, gala 4 replicas 19.12 ± 0.25 18.25 600,000 2,400,000 300 0:05:00 2,000"
-    assert first in words
-    assert "0 max 9 0.0021 7.11 GB 1.09 MB 1 of 4" in words  # the dead one exchanged until half time
-    assert "0 max 9 0.0021 8.16 GB 1.09 MB none" in words
-
-
-def test_logarithmic_axes_have_several_labels_also_within_a_decade(tmp_path: Path) -> None:
-    for name, seconds in (("a", 300), ("b", 12_000)):
-        write_run(tmp_path / name, seconds=seconds, every=seconds // 60, dead=None)
-    svgs = svgs_of(page_of(tmp_path / "a", tmp_path / "b"))
-
-    def labels(name: str) -> list[str]:
-        return ["".join(element.itertext()).strip() for element in svgs[name].iter("text")]
-
-    # from 0.001 to 0.002, which holds one power of ten, and from 136 MB to 326 GB, which holds three
-    disagreement = [float(text) for text in labels("disagreement") if text.startswith("0.00")]
-    assert len(disagreement) >= 2
-    assert len(set(disagreement)) == len(disagreement)
-    assert [text for text in labels("return by bytes") if text.endswith("B")] == [
-        "1 GB", "10 GB", "100 GB",
-    ]  # fmt: skip
-
-
-def test_strategies_keep_their_colours_in_all_plots(tmp_path: Path) -> None:
-    for name, strategy in (("a", "gala"), ("b", "all-reduce")):
-        for seed in (0, 1):
-            folder = tmp_path / f"{name}{seed}"
-            write_run(folder, seconds=300, strategy={"name": strategy}, dead=None, seed=seed)
-    page = page_of(*(tmp_path / name for name in ("a0", "b0", "a1", "b1")))
-    drawn = {name: ElementTree.tostring(svg, encoding="unicode") for name, svg in svgs_of(page).items()}
-    for name in ("return by env steps", "return by time", "return by bytes", "speed", "disagreement"):
-        assert drawn[name].count("var(--run0)") == drawn[name].count("var(--run1)") == 2  # a line and a band
-        assert "var(--run2)" not in drawn[name]
-    assert "var(--run0)" in drawn["staleness of gala"]
-    assert "var(--run1)" in drawn["staleness of all-reduce"]
-    assert "var(--run1)" not in drawn["staleness of gala"]
-    assert {f"timeline of {s}, seed {k}" for s in ("gala", "all-reduce") for k in (0, 1)} <= set(drawn)
-    for name in ("return by time", "return by env steps", "return by bytes", "shares of time"):
-        assert "var(--accent)" not in drawn[name]
-    assert "0.1% waiting, 11.7% exchanging" in words_of(page)  # of the whole run, as in the table
-    colours = {
-        c for svg in re.findall(r"<svg.*?</svg>", page, re.S) for c in re.findall(r"#[0-9a-f]{6}\b", svg)
-    }
-    assert colours <= {"#000000", "#ffffff"}
-
-
-@pytest.mark.parametrize("number", [6, 7])
-def test_groups_of_the_same_colour_have_other_dashes_in_all_plots(number: int, tmp_path: Path) -> None:
-    headline = {"metric": "eval_return_mean", "title": "Evaluation return", "label": "return", "text": ""}
-    folders = [tmp_path / str(i) for i in range(number)]
-    for i, folder in enumerate(folders):
-        records = [
-            {"time_seconds": t, "env_steps": t, "replica": 0, "updates": t, "return_mean": 1.0}
-            for t in (1, 2)
-        ]
-        records += [{**records[1], "replica": None, "kind": "evaluation", "eval_return_mean": 1.0}]
-        write_records(folder, records, replicas=1, strategy={"name": f"s{i}"}, headline=headline)
-    svgs = svgs_of(page_of(*folders))
-    for name in ("return by time", "evaluations by time_seconds", "evaluations by total_env_steps"):
-        drawn = ElementTree.tostring(svgs[name], encoding="unicode")
-        assert drawn.count("stroke-dasharray") == number - 6  # of the seventh
-
-
 def test_a_timeline_and_a_histogram_of_one_run(gala: tuple[Path, str]) -> None:
     _, page = gala
     drawn = svgs_of(page)
@@ -292,59 +165,6 @@ def test_a_timeline_and_a_histogram_of_one_run(gala: tuple[Path, str]) -> None:
     assert all(f"var(--{kind})" in kinds for kind in ("collect", "learn", "exchange", "wait"))
     bars = [t.text for t in drawn["staleness histogram"].iter("text")]
     assert [text for text in bars if text and text.isdigit()] == ["0", "1", "2", "3", "4", "5"]
-
-
-def test_virtual_seconds_are_the_axis_of_a_simulated_run(tmp_path: Path) -> None:
-    records = [
-        {
-            "time_seconds": 1000 * t,
-            "replica": i,
-            "env_steps": int(t * 50),
-            "updates": int(t * 5),
-            "return_mean": 1.0 + t,
-            "env_steps_per_second": 50.0,
-        }
-        for t in (1.0, 2.0, 3.0)
-        for i in (0, 1)
-    ]
-    for name, strategy in (("run", {"name": "gala", "topology": "ring"}), ("other", {"name": "hogwild"})):
-        write_records(tmp_path / name, records, replicas=2, strategy=strategy, simulated={"lines": 100})
-    (tmp_path / "run" / "summary.json").write_text('{"virtual_seconds": 3000.0, "wall_seconds": 3.0}')
-    one = page_of(tmp_path / "run")
-    assert "virtual time (minutes)" in [t.text for t in svgs_of(one)["return by time"].iter("text")]
-    assert "virtual time 3,000 seconds" in words_of(one)
-    both = page_of(tmp_path / "run", tmp_path / "other")
-    assert "virtual time (minutes)" in [t.text for t in svgs_of(both)["return by time"].iter("text")]
-    assert "3,000 0:50:00 0.1" in words_of(both)  # 300 env steps in 3000 virtual seconds
-    # a run without a summary took an unknown wall time, so its speed in that time is unknown too
-    assert [run["env_steps_per_second"] for run in data_of(both)] == [None, None]
-    assert "virtual ones, of the simulated cluster" in words_of(both)
-    write_run(tmp_path / "real", seconds=60)
-    mixed = svgs_of(page_of(tmp_path / "run", tmp_path / "real"))["return by time"]
-    assert "virtual or wall time (minutes)" in [t.text for t in mixed.iter("text")]
-
-
-def test_runs_that_exchange_nothing_have_no_figure_by_bytes(tmp_path: Path) -> None:
-    none = frozenset({"bytes_exchanged"})
-    for name in ("a", "b"):
-        write_run(tmp_path / name, recipe=name, replicas=1, seconds=60, dead=None, leave_out=none)
-    page = page_of(tmp_path / "a", tmp_path / "b")
-    assert "return by bytes" not in svgs_of(page)
-    assert "all replicas together and against time." in words_of(page)
-    assert "against the bytes" not in words_of(page)
-
-
-def test_rounding_is_no_disagreement(tmp_path: Path) -> None:
-    for name, scale in (("a", 1.0), ("b", 1e-5)):
-        write_run(tmp_path / name, seconds=60, strategy={"name": name}, dead=None)
-        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for record in lines:
-            if "disagreement" in record:
-                record["disagreement"] *= scale
-        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
-    assert "0 up to rounding throughout, so not on this axis: b." in words_of(
-        page_of(tmp_path / "a", tmp_path / "b")
-    )
 
 
 _HEADLINE = {"metric": "m", "title": "M", "label": "m", "text": ""}
@@ -393,41 +213,6 @@ def test_refuses_nothing_to_report_and_nowhere_to_write(tmp_path: Path) -> None:
     assert report([tmp_path / "run"], tmp_path / "run") == tmp_path / "run" / "report.html"
 
 
-def test_mean_and_totals_against_hand_made_ones(tmp_path: Path) -> None:
-    def record(t: float, replica: int, steps: int, value: float) -> dict:
-        return {"time_seconds": t, "replica": replica, "env_steps": steps, "updates": 1, "return_mean": value}
-
-    records = [
-        record(10, 0, 100, 0.0),
-        record(10, 1, 25, 10.0),
-        record(20, 1, 50, 10.0),
-        record(30, 0, 300, 2.0),
-        {"time_seconds": 35, "kind": "event", "event": "died", "member": 1, "replica": None, "message": ""},
-        record(50, 0, 500, 4.0),
-    ]
-    write_records(tmp_path / "run", records, replicas=2, strategy={"name": "gala", "topology": "ring"})
-    run = open_run(tmp_path / "run")
-    # Replica 0 makes 10 steps a second; replica 1 made 2.5 a second up to its last record at 20 s.
-    times = np.array([0.0, 10.0, 15.0, 20.0, 50.0, 60.0])
-    np.testing.assert_allclose(run.total_env_steps(times), [0, 125, 187.5, 250, 550, 550])
-    np.testing.assert_allclose(run.series("return_mean")[0].total_env_steps, [125, 350, 550])
-    x, y = run.mean("return_mean", "time_seconds")
-    # Replica 0 is at (t - 10) / 10; until 20 s replica 1 is at 10 beside it, and then it is not counted.
-    expected = np.where(x <= 20, ((x - 10) / 10 + 10) / 2, (x - 10) / 10)
-    np.testing.assert_allclose(y, expected, atol=1e-9)
-    assert run.deaths == {1: 35.0}
-
-
-def test_a_survivor_that_ended_early_still_counts_in_the_mean(tmp_path: Path) -> None:
-    records = [
-        {"time_seconds": t, "replica": i, "env_steps": t, "updates": 1, "return_mean": value}
-        for t, i, value in ((1, 0, 0.0), (1, 1, 8.0), (2, 1, 8.0), (4, 0, 0.0))
-    ]
-    write_records(tmp_path / "run", records, replicas=2, strategy={"name": "solo"})
-    _, mean = open_run(tmp_path / "run").mean("return_mean", "time_seconds")
-    np.testing.assert_allclose(mean, 4.0)
-
-
 def test_the_episode_is_embedded_as_it_is_or_its_absence_explained(tmp_path: Path) -> None:
     write_few_records(tmp_path / "run")
     assert "murmurate eval" in words_of(page_of(tmp_path / "run"))
@@ -438,100 +223,6 @@ def test_the_episode_is_embedded_as_it_is_or_its_absence_explained(tmp_path: Pat
     page = page_of(tmp_path / "run")
     (embedded,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
     assert base64.b64decode(embedded) == out.getvalue()
-
-
-def test_deaths_end_with_a_resume_or_a_return_and_the_summary_has_the_last_word(tmp_path: Path) -> None:
-    def event(t: float, name: str, **fields) -> dict:
-        fields = {"replica": None, **fields}
-        return {"time_seconds": t, "kind": "event", "event": name, "message": "", "env_steps": 0, **fields}
-
-    records = [
-        {"time_seconds": t, "replica": i, "env_steps": 80, "updates": 1} for t in (1.0, 9.0) for i in range(4)
-    ]
-    records += [event(2, "died", member=0), event(3, "resumed"), event(4, "died", member=1)]
-    records += [event(5, "joined", member=1), event(6, "died", member=2), event(6.5, "died", member=2)]
-    write_records(tmp_path / "run", records, replicas=4, strategy={"name": "gala", "topology": "ring"})
-    assert open_run(tmp_path / "run").deaths == {2: 6.0}
-    (tmp_path / "run" / "summary.json").write_text('{"dead_replicas": [2, 3]}')
-    assert open_run(tmp_path / "run").deaths == {2: 6.0, 3: 9.0}
-    (tmp_path / "run" / "summary.json").write_text('{"dead_replicas": [2, 4]}')  # 4 is the centre
-    assert open_run(tmp_path / "run").dead_replicas == [2]
-
-
-class _Markup(HTMLParser):
-    """The elements of a page with their attributes' names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[tuple[str, str]] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen |= {(tag, name) for name, _ in attrs} | {(tag, "")}
-
-
-def _markup(page: str) -> set[tuple[str, str]]:
-    parser = _Markup()
-    parser.feed(page)
-    return parser.seen
-
-
-_EVIL = "\"'--><evil on=1></title></style></script></svg><script>1</script>$x$ &lt;evil&gt; \\"
-
-
-def _evil(value: object) -> object:
-    """``value`` with hostile text in place of, or behind, each of its strings, keys included."""
-    if isinstance(value, str):
-        return value + _EVIL
-    if isinstance(value, list):
-        return [_evil(inner) for inner in value]
-    return {k: _evil(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-@pytest.mark.parametrize(
-    ("several", "plays"),
-    [
-        (False, True),
-        (True, False),
-        pytest.param(False, False, marks=pytest.mark.slow),
-        pytest.param(True, True, marks=pytest.mark.slow),
-    ],
-)
-def test_no_element_or_attribute_comes_from_a_run_folder(several: bool, plays: bool, tmp_path: Path) -> None:
-    """By default each of one and several runs, of those that play and those that do not, once."""
-
-    def pages(name: str, spoil: Callable[[object], object]) -> str:
-        folders = []
-        for i in range(1 + several):
-            folder = tmp_path / name / f"run{i}"
-            write_run(folder, seconds=60, seed=i, strategy={"name": f"gala{i}", "topology": "ring", "x": "y"})
-            curve = {"metric": "loss", "title": "Loss", "label": "loss", "text": "words", "digits": "1"}
-            run = json.loads((folder / "run.json").read_text()) | {"unit": "documents", "curves": [curve]}
-            kept = {"unit": "env steps"} if plays else {}
-            for file, more in ((folder / "run.json", {**run, **kept}), (folder / "summary.json", {})):
-                stored = {**json.loads(file.read_text()), **more}
-                spoilt = {**spoil(stored), **kept, **spoil({f"more{_EVIL}": {"deep": ["er"]}})}
-                file.write_text(json.dumps({k: v for k, v in spoilt.items() if k != "checksum"}))
-            if not plays:
-                run["curves"] = [spoil(curve) | {"metric": "loss"}]
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-            for line in lines:
-                for key in ("event", "message"):
-                    if key in line:
-                        line[key] = spoil(line[key])
-                for span in line.get("spans", ()):
-                    span[0] = spoil(span[0]) if spoil is _evil and line["replica"] == 1 else span[0]
-            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-            (folder / "metrics.jsonl").write_text(text)
-            if spoil is _evil:
-                folder = folder.rename(folder.with_name(f"run{i}{_EVIL.replace('/', ':')}"))
-            folders.append(folder)
-        return page_of(*folders)
-
-    harmless, page = pages("harmless", lambda value: value), pages("evil", _evil)
-    assert "evil on" in html.unescape(page)
-    assert _markup(page) - _markup(harmless) == set()
-    assert not any(name.startswith("on") for _, name in _markup(page))
-    svgs_of(page)
 
 
 def test_the_page_forbids_scripts_and_everything_from_elsewhere(gala: tuple[Path, str]) -> None:
@@ -584,27 +275,3 @@ def test_runs_without_games_are_compared_by_their_own_figure_and_unit(tmp_path: 
     assert "0.947" in words
     assert "0.879" in words
     assert "env steps/s" not in words
-
-
-def test_any_field_of_the_records_is_drawn(tmp_path: Path) -> None:
-    for name, periods in (("adaptive", [1.0, 4.0]), ("fixed", None)):
-        records = [
-            {"time_seconds": t, "replica": 0, "env_steps": 80 * t, "updates": t, "loss": 0.5}
-            | ({} if periods is None else {"period": periods[t - 1]})
-            for t in (1, 2)
-        ]
-        write_records(tmp_path / name, records, replicas=1, strategy={"name": name})
-    folders, out = [tmp_path / "adaptive", tmp_path / "fixed"], tmp_path / "page.html"
-    alone = report(folders[:1], out, metrics=["period", "loss", "loss"]).read_text()
-    assert {"period by total_env_steps", "period by time_seconds", "loss by time_seconds"} <= set(
-        svgs_of(alone)
-    )
-    several = report(folders, out, metrics=["period"]).read_text()
-    assert "period by total_env_steps" in svgs_of(several)
-    assert "Not recorded: fixed." in words_of(several)
-    out.unlink()
-    with pytest.raises(
-        Refusal, match=r"number called 'perod'\. Did you mean 'period'\?.*one of: .*loss, period"
-    ):
-        report(folders, out, metrics=["perod"])
-    assert not out.exists()

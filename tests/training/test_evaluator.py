@@ -1,4 +1,4 @@
-"""Evaluations while a run learns, and the checkpoints that time makes due."""
+"""Evaluations while a run learns."""
 
 from __future__ import annotations
 
@@ -9,43 +9,26 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import gymnasium
 import pytest
 import torch
+from evaluated_runs import STEPS, Timed, a_run, evaluations
 
 from murmurate import load
 from murmurate.cli.main import main
 from murmurate.fabric.processes.run_state import RunState
-from murmurate.recipes import recipe, stored
-from murmurate.record.reader import read_metrics
+from murmurate.recipes import stored
 from murmurate.spec import derive_seed
-from murmurate.strategies import strategies
 from murmurate.training import checkpoint, coordinator
 from murmurate.training.checkpoint import write_part
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.evaluate import evaluate_folder, figures
 from murmurate.training.evaluator import Evaluated, Evaluator, Snapshot
-from murmurate.training.run import Run
 from murmurate.training.worker_context import Resume, staging
 from short_runs import altered, resume, train
 from waiting import until
-
-_STEPS = 8 * 3 * 2  # a common round of two replicas
-
-
-def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:
-    settings: dict[str, Any] = {
-        "strategy": strategies()[strategy](), "replicas": 2, "simulators": 3, "env_steps": None,
-        "updates": 60, "stop_at_return": None, "launcher": "inline", "eval_episodes": 2,
-        "evaluate_every_env_steps": 15 * _STEPS,
-    }  # fmt: skip
-    return altered(recipe("cartpole-gala"), **{**settings, **fields})
-
-
-def evaluations(folder: Path) -> list[dict[str, Any]]:
-    return [r for r in read_metrics(folder / "metrics.jsonl") if r.get("kind") == "evaluation"]
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +48,13 @@ def evaluated(shown: tuple[Path, str]) -> Path:
 def test_a_run_is_evaluated_at_every_multiple_and_records_it(evaluated: Path) -> None:
     records = evaluations(evaluated)
     assert len(records) >= 3
-    every, ordered = 15 * _STEPS, [record["env_steps"] for record in records]
+    every, ordered = 15 * STEPS, [record["env_steps"] for record in records]
     assert ordered == sorted(ordered)
-    assert all(record["env_steps"] % every <= _STEPS for record in records), "at the next common round"
+    assert all(record["env_steps"] % every <= STEPS for record in records), "at the next common round"
     assert [record["env_steps"] // every for record in records] == list(range(1, len(records) + 1))
     for record in records:
         assert record["replica"] is None
-        assert record["updates"] * _STEPS == record["env_steps"]
+        assert record["updates"] * STEPS == record["env_steps"]
         assert len(record["returns"]) == record["episodes"] == 2
         assert record["eval_return_mean"] == pytest.approx(sum(record["returns"]) / 2)
         assert record["time_seconds"] >= record["snapshot_seconds"]
@@ -159,7 +142,7 @@ def test_after_a_resume_a_worse_snapshot_does_not_replace_the_best(tmp_path: Pat
     checkpoint.keep_as_best(best.parent, best.parent / "last", score=1e6)
     resume(folder, lambda run: dataclasses.replace(run, updates=62))
     assert checkpoint.read_manifest(best)["score"] == 1e6
-    assert [record["env_steps"] // (15 * _STEPS) for record in evaluations(folder)] == [1, 2, 3, 4]
+    assert [record["env_steps"] // (15 * STEPS) for record in evaluations(folder)] == [1, 2, 3, 4]
     assert manifest["score"] < 1e6
 
 
@@ -238,102 +221,6 @@ def test_the_run_survives_an_evaluator_that_is_killed_or_fails(evaluated: Path, 
         evaluator = Evaluator(run, in_process)
         evaluator.begin(Snapshot(tmp_path / "checkpoints" / "none", 100, 10, 1.0))
         assert "does not fit this run" in _end(evaluator).failure
-
-
-# -- the coordinator -------------------------------------------------------------------------------------
-
-
-class Timed:
-    """A coordinator of two replicas whose clock is ``now``."""
-
-    def __init__(self, folder: Path, in_process: bool = False, **fields: Any) -> None:
-        (folder / "checkpoints").mkdir(parents=True)
-        self.run_state, self.now = RunState(2), 0.0
-        self.run_state.open()
-        self.coordinator = Coordinator(a_run(**fields), folder, self.run_state, 0.0, in_process=in_process)
-        self.coordinator.recorder._clock = lambda: self.now
-        self.coordinator._next_at_seconds = self.coordinator._seconds_of_next_checkpoint()
-
-    def save(self, seconds: float = 0.0, waited: float = 0.0) -> None:
-        """Both replicas answer the request after ``waited`` seconds, and are done after ``seconds`` more."""
-        number = self.run_state.checkpoint_requested
-        for rank, later in ((0, waited), (1, seconds)):
-            self.now += later
-            state = {"env_steps": 50, "updates": 5, "x": torch.ones(1)}
-            write_part(staging(self.coordinator.folder, str(number)), rank, state)
-            self.run_state.mark_saved(rank, number)
-            self.coordinator.poll()
-
-
-def test_a_checkpoint_is_due_by_time_too_and_rarer_where_saving_takes_long(tmp_path: Path) -> None:
-    timed = Timed(tmp_path / "run", checkpoint_every_seconds=60.0, evaluate_every_env_steps=0)
-    requested = lambda: timed.run_state.checkpoint_requested  # noqa: E731
-    for timed.now, number in ((59.0, 0), (61.0, 1)):
-        timed.coordinator.poll()
-        assert requested() == number
-    timed.save(seconds=0.5)
-    for timed.now, number in ((120.0, 1), (122.0, 2)):
-        timed.coordinator.poll()
-        assert requested() == number
-    timed.save(seconds=10.0, waited=30.0)  # so that the next comes after 200 s: to wait costs nothing
-    for timed.now, number in ((361.0, 2), (363.0, 3)):
-        timed.coordinator.poll()
-        assert requested() == number
-    assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
-    timed.coordinator.close()
-
-
-def test_none_is_due_by_time_if_none_is_asked_for(tmp_path: Path) -> None:
-    timed = Timed(tmp_path / "run", checkpoint_every_seconds=None, evaluate_every_env_steps=0)
-    timed.now = 1e9
-    timed.coordinator.poll()
-    assert timed.run_state.checkpoint_requested == 0
-    timed.coordinator.close()
-
-
-def test_under_inline_the_clock_decides_nothing(tmp_path: Path) -> None:
-    timed = Timed(tmp_path / "run", in_process=True, checkpoint_every_seconds=60.0)
-    timed.now = 1e9
-    timed.coordinator.poll()
-    assert timed.run_state.checkpoint_requested == 0
-    timed.coordinator.close()
-
-
-def test_an_evaluation_that_fails_is_an_event_and_the_run_goes_on(tmp_path: Path) -> None:
-    timed = Timed(tmp_path / "run", evaluate_every_env_steps=100)
-    timed.run_state.advance(0, 120, 6)
-    timed.coordinator.evaluator._in_process = True
-    timed.coordinator.poll()
-    assert timed.run_state.is_snapshot(timed.run_state.checkpoint_requested)
-    timed.save()  # parts that are of no run
-    (event,) = timed.coordinator.events
-    assert event["event"] == "evaluation failed"
-    assert "the run goes on" in event["message"]
-    assert not (tmp_path / "run" / "checkpoints" / "last").exists()
-    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
-    timed.run_state.advance(0, 220, 11)
-    timed.coordinator.poll()
-    assert timed.run_state.checkpoint_requested == 2, "the next one is due at 200"
-    timed.coordinator.close()
-
-
-def test_a_folder_that_moves_during_an_evaluation_keeps_the_best_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed = Timed(tmp_path / "run", evaluate_every_env_steps=100)
-    evaluator, begun = timed.coordinator.evaluator, list[Snapshot]()
-    monkeypatch.setattr(evaluator, "begin", begun.append)
-    timed.run_state.advance(0, 120, 6)
-    timed.coordinator.poll()
-    timed.save()
-    (snapshot,) = begun
-    moved = (tmp_path / "run").rename(tmp_path / "elsewhere")
-    ended = Evaluated(snapshot, 1.0, {"eval_return_mean": 9.0, "episodes": 2})
-    monkeypatch.setattr(evaluator, "poll", lambda: ended)
-    timed.coordinator.poll()
-    assert checkpoint.read_manifest(moved / "checkpoints" / "best")["score"] == 9.0
-    assert list((moved / "checkpoints").glob(".staging*")) == []
-    timed.coordinator.close()
 
 
 def test_an_evaluation_that_hangs_does_not_hold_up_the_end(

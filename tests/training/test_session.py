@@ -1,10 +1,8 @@
-"""From a Run to a run folder: what is taken back and what never is, and what a resume may change."""
+"""From a Run to a run folder: what is taken back and what never is, and how a run ends."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shlex
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,18 +21,13 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.inline import Inline
 from murmurate.recipes import recipe, stored
 from murmurate.record.reader import read_metrics
-from murmurate.record.runs import open_run
-from murmurate.record.stored import write_json
 from murmurate.replica.vector import Replica
-from murmurate.sources.rollouts import RolloutSource
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
-from murmurate.training import checkpoint, coordinator, interrupts, session, summary
+from murmurate.training import interrupts, session, summary
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
-from murmurate.training.resumed_settings import reached_end
-from murmurate.training.run_folder import claim, command_for, locked
-from murmurate.training.worker_context import FINAL, staging
+from murmurate.training.run_folder import claim, locked
 from short_runs import SHORT, altered, content, refused, train
 
 
@@ -274,49 +267,6 @@ def test_an_interrupt_cuts_only_the_evaluation(
     assert json.loads((folder / "summary.json").read_text())["exit"] == "interrupted"
 
 
-def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "a run"
-    begin = ["train", "cartpole-a2c", *SHORT, "--out", str(folder)]
-    assert main(begin) == 0
-    capsys.readouterr()
-    command = f"murmurate resume '{folder}'"
-    assert f"Go on with it: {command};" in refused(capsys, *begin)
-    assert checkpoint.kept_sentence(folder).endswith(f"is kept: {command}")
-    assert f"--initial '{folder}' begins with" in refused(capsys, "resume", folder, "--seed", "5")
-    assert f"See: {command} --help" in refused(capsys, "resume", folder, "--nonsense", "5")
-    env = f"env:{tmp_path}/an env.py:make-a2c"
-    (tmp_path / "an env.py").write_text("import gymnasium\nmake = lambda: gymnasium.make('CartPole-v1')\n")
-    said = refused(capsys, "train", env, "--nonsense", "5")
-    assert f"See: murmurate train '{env}' --help" in said
-    (folder / "run.json").write_text((folder / "run.json").read_text().replace("cartpole", "acrobot"))
-    assert f"as in {command} --env-steps" in refused(capsys, "resume", folder)
-
-
-def test_a_run_of_torchrun_is_to_be_resumed_by_torchrun(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    train(altered(recipe("cartpole-a2c"), launcher="inline", updates=1, eval_episodes=1), folder)
-    assert checkpoint.kept_sentence(folder).endswith(f" is kept: murmurate resume {folder}")
-    stored = json.loads((folder / "run.json").read_text())
-    write_json(folder / "run.json", {**stored, "launcher": "torchrun"})
-    assert checkpoint.kept_sentence(folder).endswith(f" is kept: torchrun ... -m murmurate resume {folder}")
-    assert command_for("eval", folder) == f"murmurate eval {folder}"
-
-
-def test_a_resume_with_other_settings_keeps_the_commands_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "a run"
-    begin = ["train", "cartpole-a2c", *SHORT, "--out", str(folder)]
-    longer = ["resume", str(folder), "--updates", "3"]
-    for words in (begin, longer, longer):
-        monkeypatch.setattr("sys.argv", ["murmurate", *words])
-        assert main(words) == 0
-    repeats = open_run(folder).command
-    assert repeats == (f"{shlex.join(['murmurate', *begin])}\n{shlex.join(['murmurate', *longer])}", True)
-
-
 @pytest.mark.parametrize(
     ("name", "replicas", "title"),
     [
@@ -329,181 +279,6 @@ def test_a_run_is_titled_by_its_strategy_if_it_has_several_members(
     name: str, replicas: int, title: str
 ) -> None:
     assert altered(recipe(name), replicas=replicas).title == title
-
-
-def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "run"
-    assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
-    capsys.readouterr()
-    before = content(folder)
-    steps = json.loads((folder / "summary.json").read_text())["env_steps"]
-    said = refused(capsys, "resume", folder, "--env-steps", steps)
-    assert said == f"{folder} is already at {steps} env steps; give more than that."
-    assert "is already at 3 updates; give more" in refused(capsys, "resume", folder, "--updates", 2)
-    minutes = checkpoint.read_manifest(folder / "checkpoints" / "last")["seconds"] / 60
-    said = refused(capsys, "resume", folder, "--minutes", minutes)
-    assert said == f"{folder} is already at {round(minutes, 3)} minutes; give more than that."
-    assert content(folder) == before
-    assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
-
-
-def test_a_run_that_has_reached_its_end_is_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
-    before = content(folder)
-    capsys.readouterr()
-    assert main(["resume", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert f"{folder} holds a run that has finished: it has reached its end of 3 updates. To go on" in said
-    assert "give more with --updates (in Python: updates)" in said
-    assert content(folder) == before
-    summary = json.loads((folder / "summary.json").read_text())
-    assert murmurate.resume(folder, quiet=True).summary.items() <= summary.items()
-    assert content(folder) == before
-    write_json(folder / "summary.json", {"exit": "finished", "eval_return_mean": None})
-    assert main(["resume", str(folder)]) == 0
-    assert json.loads((folder / "summary.json").read_text())["eval_return_mean"] is not None
-    before = content(folder)
-    capsys.readouterr()
-    assert main(["resume", str(folder), "--placement.threads", "2"]) == 0
-    assert "holds a run" not in capsys.readouterr().out, "with other settings it is evaluated anew"
-    assert json.loads((folder / "summary.json").read_text())["updates"] == 3
-    assert (folder / "run.json").read_bytes() != before["run.json"]
-
-
-def test_the_end_of_a_run_is_told_in_its_unit(tmp_path: Path) -> None:
-    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=4, simulators=2, eval_episodes=1)
-    newest = train(run, tmp_path / "run").folder / "checkpoints" / "last"
-    for end, goal, words in (("env_steps", 10, "10 env steps"), ("minutes", 0.0001, "0.0001 minutes")):
-        said = reached_end(altered(run, updates=None, **{end: goal}), newest)
-        option = end.replace("_", "-")
-        assert said == (
-            f"it has reached its end of {words}. To go on, give more with --{option} (in Python: {end})"
-        )
-        assert reached_end(altered(run, updates=None, **{end: 10**6}), newest) == ""
-
-
-def test_env_steps_of_a_replica_that_died_are_part_of_the_end_that_is_past(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    options = ("--strategy", "gala", "--replicas", "2", "--out", str(folder))
-    assert main(["train", "cartpole-a2c", *SHORT, *options]) == 0
-    last = folder / "checkpoints" / "last"
-    manifest = checkpoint.read_manifest(last)
-    del manifest["parts"]["replica-1.safetensors"]
-    checkpoint.write_json(last / "state.json", {**manifest, "living": [0], "dead": [1]})
-    capsys.readouterr()
-    steps = manifest["env_steps"]
-    said = refused(capsys, "resume", folder, "--env-steps", steps - 1)
-    assert said == f"{folder} is already at {steps} env steps; give more than that."
-
-
-@pytest.mark.parametrize("launcher", ["inline", "local"])
-def test_a_resume_that_is_stopped_before_its_replicas_begin_keeps_the_counts(
-    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    folder = tmp_path / "run"
-    assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
-    before = json.loads((folder / "summary.json").read_text())
-    fabric = SimpleNamespace(run=interrupted)
-    monkeypatch.setattr("murmurate.launch.inline.SimulatedFabric", lambda *_, **__: fabric)
-    monkeypatch.setattr("murmurate.launch.local.WorkerProcesses.start", interrupted)
-    words = ["resume", str(folder), "--updates", "9", "--env-steps", "none", "--launcher", launcher]
-    assert main(words) == 130
-    after = json.loads((folder / "summary.json").read_text())
-    assert [after[name] for name in ("env_steps", "updates")] == [before["env_steps"], 3]
-    assert after["env_steps_per_second"] == 0
-    (resumed,) = [
-        event for event in read_metrics(folder / "metrics.jsonl") if event.get("event") == "resumed"
-    ]
-    assert [resumed[name] for name in ("env_steps", "updates")] == [before["env_steps"], 3]
-
-
-def test_a_resume_whose_member_cannot_load_its_part_changes_nothing_that_is_settled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "run"
-    assert main(["train", "cartpole-a2c", *SHORT, "--out", str(folder)]) == 0
-    before = content(folder)
-
-    def misfit(*_: object) -> None:
-        raise ValueError("the simulators are of another version")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RolloutSource, "load", misfit)
-        assert main(["resume", str(folder), "--updates", "4"]) == 2
-    assert "does not fit this run (the simulators are of another version)" in capsys.readouterr().err
-    after = content(folder)
-    assert all(after[name] == before[name] for name in ("run.json", "summary.json"))
-
-
-def test_resume_refuses_another_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "strategy cannot change on resume" in refused(capsys, "resume", tmp_path, "--strategy", "gala")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("agent.learning-rate", "1e-4"), ("double-buffer", "true"), ("strategy.topology", "complete")],
-)
-def test_resume_refuses_to_change_what_was_learned_with(
-    run_folder: Path, capsys: pytest.CaptureFixture[str], field: str, value: str
-) -> None:
-    capsys.readouterr()
-    before = content(run_folder)
-    said = refused(capsys, "resume", run_folder, f"--{field}", value)
-    assert f"--{field} cannot change on resume" in said
-    assert f"--initial {run_folder} begins with what it has learned" in said
-    assert content(run_folder) == before
-
-
-REPLAY = (
-    *(
-        "--replay.capacity",
-        "500",
-        "--replay.learning-starts",
-        "50",
-        "--simulators",
-        "2",
-        "--agent.batch",
-        "8",
-    ),
-    *("--env-steps", "none", "--launcher", "inline", "--eval-episodes", "1"),
-    *("--record-every-seconds", "1e-9"),
-)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "replicas", "exact"), [("gala", 2, False), ("gala", 1, True), ("all-reduce", 2, True)]
-)
-def test_asynchronous_members_do_not_resume_exactly(
-    tmp_path: Path, strategy: str, replicas: int, exact: bool
-) -> None:
-    words = ["--strategy", strategy, "--replicas", str(replicas), "--updates", "2", "--launcher", "inline"]
-    words += ["--simulators", "1", "--eval-episodes", "1", "--out", str(tmp_path / "run")]
-    assert main(["train", "cartpole-gala", *words]) == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["resume_exact"] == exact
-
-
-def test_a_replica_that_is_dead_at_the_end_does_not_resume_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = Coordinator.commit_final
-
-    def without_a_part(self: Coordinator) -> None:
-        (staging(self.folder, FINAL) / "replica-1.safetensors").unlink()
-        commit(self)
-
-    monkeypatch.setattr(Coordinator, "commit_final", without_a_part)
-    words = ["--strategy", "all-reduce", "--replicas", "2", *SHORT, "--out", str(tmp_path / "run")]
-    assert main(["train", "cartpole-gala", *words]) == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["resume_exact"] is False
 
 
 def test_a_signal_is_recorded_by_its_name() -> None:
@@ -519,57 +294,6 @@ def test_a_signal_is_recorded_by_its_name() -> None:
     assert stopped.why == "SIGINT"
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_resume_may_say_again_whether_the_replay_is_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool
-) -> None:
-    """What the last checkpoint holds is gone on from; what the next one holds follows the new word. Nobody
-    claims that a run that went on with an empty replay is what it would have been."""
-
-    def held() -> bool:
-        return (folder / "checkpoints" / "last" / "replay-0.safetensors").exists()
-
-    def summary() -> dict[str, Any]:
-        read: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-        return read
-
-    folder = tmp_path / "run"
-    begin = ["train", "cartpole-dqn", *REPLAY, "--updates", "20", "--replay.saved", str(saved)]
-    assert main([*begin, "--out", str(folder)]) == 0
-    assert held() == saved
-    capsys.readouterr()
-    said = refused(capsys, "resume", folder, "--replay.saved", str(not saved), "--replay.alpha", "0.5")
-    assert said.startswith("--replay.alpha cannot change on resume")
-    assert held() == saved
-    assert main(["resume", str(folder), "--replay.saved", str(not saved), "--updates", "40"]) == 0
-    assert held() == (not saved)
-    assert json.loads((folder / "run.json").read_text())["replay"]["saved"] is (not saved)
-    assert not summary()["resume_exact"]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    count = {line["updates"]: line["replay_transitions"] for line in lines if "replay_transitions" in line}
-    assert (count[21] >= count[20]) == saved  # with what was there, or from nothing
-    assert main(["resume", str(folder), "--updates", "50"]) == 0
-    assert held() == (not saved)
-    assert summary()["resume_exact"] == (not saved)
-
-
-def test_a_replay_in_files_is_the_one_in_memory_and_may_move(tmp_path: Path) -> None:
-    def losses(name: str) -> dict[int, float]:
-        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return {line["updates"]: line["loss"] for line in lines if "loss" in line}
-
-    ways = {"memory": ([], []), "files": (["--replay.folder", str(tmp_path / "one")], ["--replay.folder"])}
-    for name, (begin, move) in ways.items():
-        words = ["train", "cartpole-dqn", *REPLAY, *begin, "--updates", "20", "--out", str(tmp_path / name)]
-        assert main(words) == 0
-        moved = [*move, str(tmp_path / "other")] if move else []
-        assert main(["resume", str(tmp_path / name), "--updates", "40", *moved]) == 0
-    assert losses("memory") == losses("files")
-    assert len(losses("files")) == 40
-    for folder in ("one", "other"):
-        assert (tmp_path / folder / "replica-0" / "transitions.bin").stat().st_size >= 500 * 32
-
-
 def test_schedules_span_the_run_also_where_all_replicas_count_together() -> None:
     for strategy, end in ((GALA(), 25), (Hogwild(), 100)):
         run = altered(
@@ -580,28 +304,6 @@ def test_schedules_span_the_run_also_where_all_replicas_count_together() -> None
         assert replica.schedule is not None
         assert replica.schedule(end) == pytest.approx(run.learner.learning_rate_end)
         assert replica.schedule(end - 1) > replica.schedule(end)
-
-
-def test_a_checkpoint_that_hangs_is_given_up_and_another_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = dataclasses.replace(recipe("cartpole-gala"), replicas=2, checkpoint_every_env_steps=100)
-    claim(tmp_path / "run")
-    run_state = RunState(2)
-    run_state.open()
-    watcher = Coordinator(run, tmp_path / "run", run_state, started_at=0.0)
-    run_state.advance(0, 150, 1)
-    watcher.poll()
-    assert run_state.checkpoint_requested == 1
-    run_state.mark_saved(0, 1)
-    run_state.advance(0, 250, 2)
-    watcher.poll()
-    assert run_state.checkpoint_requested == 1  # replica 1 still has time
-    monkeypatch.setattr(coordinator, "_CHECKPOINT_DEADLINE_SECONDS", -1.0)
-    watcher.poll()
-    assert run_state.checkpoint_requested == 2
-    assert [e["event"] for e in watcher.events] == ["warning"]
-    watcher.close()
 
 
 def test_no_member_waits_for_a_peer_that_has_finished() -> None:
@@ -619,60 +321,3 @@ def test_views_that_came_loose_are_found_at_the_first_loss() -> None:
     module.weight.data = module.weight.data.clone()
     with pytest.raises(RuntimeError, match="weight"):
         replica.descend(module(torch.ones(1, 2)).sum())
-
-
-_DROPS = """
-import torch
-from torch import nn
-
-class Drops(nn.Sequential):
-    out_features = 8
-
-    def __init__(self, spec, hidden):
-        super().__init__(nn.Linear(spec.observation_shape[0], 8), nn.Dropout(0.5))
-
-    def forward(self, observation):
-        if torch.is_grad_enabled():
-            open(__file__ + ".seeds", "a").write(f"{torch.initial_seed()}\\n")
-        return super().forward(observation)
-"""
-
-
-class _Stop:
-    def on_checkpoint(self, folder: Path) -> str:
-        return murmurate.STOP
-
-
-def test_the_masks_of_dropout_are_the_replicas_own_and_a_resumed_run_goes_on_with_them(
-    tmp_path: Path,
-) -> None:
-    net = tmp_path / "drops.py"
-    net.write_text(_DROPS)
-
-    def run(name: str, **options: Any) -> Path:
-        settings: dict[str, Any] = {
-            "launcher": "inline", "updates": 8, "simulators": 2, "eval_episodes": 1, "quiet": True,
-            "agent": {"torso": f"{net}:Drops"}, "checkpoint_every_env_steps": 40,
-        }  # fmt: skip
-        murmurate.train("cartpole-a2c", out=tmp_path / name, **settings | options)
-        return tmp_path / name
-
-    def parameters(folder: Path) -> dict[str, torch.Tensor]:
-        state = checkpoint.read_part(folder / "checkpoints" / "last", 0)
-        assert state["updates"] == 8
-        return state["replicas"]["a2c"]["replica"]["params"]
-
-    state_before = torch.get_rng_state()
-    whole = parameters(run("whole"))
-    assert torch.equal(torch.get_rng_state(), state_before)
-    stopped = run("stopped", callbacks=[_Stop()])
-    assert checkpoint.updates(stopped / "checkpoints" / "last", 0) < 8
-    torch.rand(3)
-    murmurate.resume(stopped, quiet=True)
-    resumed = parameters(stopped)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    seeds = net.with_name("drops.py.seeds")
-    seeds.unlink()
-    run("two", replicas=2, strategy="all-reduce")
-    run("other", replicas=2, strategy="all-reduce", seed=1)
-    assert len(set(seeds.read_text().split())) == 2 * 2 * 8
