@@ -318,7 +318,7 @@ def _result(finish: session.Finish, working_folder: Path, quiet: bool) -> Result
         unit = "env steps" if finish.run is None else finish.run.unit
         print(f"{summary['env_steps']:,} {unit} in {summary['wall_seconds']:.0f} s. {finish.sentence}")
     if finish.code == session.FAILED:
-        kept = kept_sentence(run_folder, finish.resumable)
+        kept = kept_sentence(run_folder, finish.resumable, finish.command_prefix)
         raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept}") from finish.error
     if finish.code == _TERMINATED:
         raise SystemExit(_TERMINATED)
