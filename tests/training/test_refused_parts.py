@@ -57,9 +57,8 @@ def test_a_collective_of_a_learners_own_is_refused_on_the_console(
     recipe.write_text(FILE)
     monkeypatch.syspath_prepend(str(PLUGINS))
     monkeypatch.setenv("MURMURATE_IMPORT", "")
-    words = ("--parts", "2", "--launcher", "inline", "--updates", "4", "--agent.free", str(free))
-    words = ("train", str(recipe), *words, "--out", str(tmp_path / "run"))
-    assert main(list(words)) == (2 if free == 0 else 1)
+    options = ["--parts", "2", "--launcher", "inline", "--updates", "4", "--agent.free", str(free)]
+    assert main(["train", str(recipe), *options, "--out", str(tmp_path / "run")]) == (2 if free == 0 else 1)
     told = capsys.readouterr().err.splitlines()[-1]
     assert "this learner makes a collective of its own (mean)" in told
     assert "leave out --parts" in told

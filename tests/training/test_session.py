@@ -307,7 +307,7 @@ def test_a_launcher_says_what_the_command_to_resume_with_begins_with(
     assert report_end(finish) == 0
     assert "next: murmurate report" in capsys.readouterr().out
     for code, how, before in ((130, "interrupted", "next"), (1, "failed: no room", "is kept")):
-        report_end(dataclasses.replace(finish, code=code, summary={**finish.summary, "exit": how}))
+        report_end(dataclasses.replace(finish, code=code, summary={**(finish.summary or {}), "exit": how}))
         said = capsys.readouterr()
         assert f"{before}: srun murmurate resume {folder}\n" in said.out + said.err
 

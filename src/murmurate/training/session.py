@@ -317,7 +317,7 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
 
 
 def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None) -> Finish:
-    raised: Exception | None = None
+    raised: Exception | SystemExit | None = None
     is_complete = evaluation_cut = False
     folder = given.absolute()
 
@@ -365,8 +365,8 @@ def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None)
         raise RunFailed(f"{checkpoint.disk_failure(folder, error)} {kept()}") from error
     coordinator.callbacks.end(Result(folder, summary, code))
     folder = given if folder == coordinator.place.original_path else folder
-    error = coordinator.callbacks.error or raised
-    return Finish(code, summary, folder, run, error, evaluation_cut, launcher.command_prefix)
+    raised = coordinator.callbacks.error or raised
+    return Finish(code, summary, folder, run, raised, evaluation_cut, launcher.command_prefix)
 
 
 def exit_status(observer: Any) -> tuple[int, str]:
