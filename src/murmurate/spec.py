@@ -32,11 +32,12 @@ class EnvSpec:
     row-major order; by default -1 and 1. ``frames_per_step``: frames that one env step advances. ``stacked``:
     an observation is the last few images of the episode, the newest last (at an episode's beginning the first
     image is repeated, or, in Atari games, earlier ones are zeros): [stack * channels, H, W], where each image
-    has ``channels`` channels. ``examples``: the size of a data set; 0 for simulators. ``factors``: where an
-    action is a vector of whole numbers (from 0) that are chosen independently, the number of values of each;
-    else empty. ``history``: where observations are vectors, how many successive observations of the episode
-    each contains, the newest last. ``parts``: where an observation is a flattened Dict or Tuple, (name,
-    start, stop, shape) of each of its parts in the vector; shape [C, H, W] is that of an image, else empty.
+    has ``channels`` channels. ``examples``: the size of a data set; 0 for simulators. ``class_counts``: how
+    many of them each class has; empty if unknown. ``factors``: where an action is a vector of whole numbers
+    (from 0) that are chosen independently, the number of values of each; else empty. ``history``: where
+    observations are vectors, how many successive observations of the episode each contains, the newest last.
+    ``parts``: where an observation is a flattened Dict or Tuple, (name, start, stop, shape) of each of its
+    parts in the vector; shape [C, H, W] is that of an image, else empty.
 
     Raises ``ValueError`` for a wrong number of bounds, or if a stack is not a whole number of images.
     """
@@ -55,6 +56,7 @@ class EnvSpec:
     factors: tuple[int, ...] = ()
     history: int = 1
     parts: tuple[tuple[str, int, int, tuple[int, ...]], ...] = ()
+    class_counts: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         dimensions = math.prod(self.action_shape) if self.action_shape else 0
@@ -63,10 +65,8 @@ class EnvSpec:
             if len(bounds) != dimensions:
                 raise ValueError(f"{name} has {len(bounds)} bounds for {dimensions} dimensions of an action")
             object.__setattr__(self, name, bounds)
-        if self.stacked and self.observation_shape[0] % self.channels:
-            raise ValueError(
-                f"{self.observation_shape[0]} channels are not a whole number of images of {self.channels}"
-            )
+        if self.stacked and (total := self.observation_shape[0]) % self.channels:
+            raise ValueError(f"{total} channels are not a whole number of images of {self.channels}")
 
     @property
     def images(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import signal
@@ -12,6 +13,9 @@ import pytest
 
 import murmurate
 from murmurate.cli.main import main
+from murmurate.cli.run_verbs import report_end
+from murmurate.launch.inline import Inline
+from murmurate.launch.torchrun import Torchrun
 from murmurate.recipes import recipe
 from murmurate.record.reader import read_metrics
 from murmurate.record.runs import open_run
@@ -19,7 +23,6 @@ from murmurate.record.stored import write_json
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.training import checkpoint
 from murmurate.training.resumed_settings import reached_end
-from murmurate.training.run_folder import command_for
 from short_runs import SHORT, altered, content, refused, train
 
 
@@ -43,14 +46,20 @@ def test_advised_commands_name_a_folder_with_a_space_as_a_shell_takes_it(
     assert f"as in {command} --env-steps" in refused(capsys, "resume", folder)
 
 
-def test_a_run_of_torchrun_is_to_be_resumed_by_torchrun(tmp_path: Path) -> None:
+def test_a_launcher_says_what_the_command_to_resume_with_begins_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Torchrun.command_prefix == "torchrun ... -m "
+    monkeypatch.setattr(Inline, "command_prefix", "srun ")
     folder = tmp_path / "run"
-    train(altered(recipe("cartpole-a2c"), launcher="inline", updates=1, eval_episodes=1), folder)
-    assert checkpoint.kept_sentence(folder).endswith(f" is kept: murmurate resume {folder}")
-    stored = json.loads((folder / "run.json").read_text())
-    write_json(folder / "run.json", {**stored, "launcher": "torchrun"})
-    assert checkpoint.kept_sentence(folder).endswith(f" is kept: torchrun ... -m murmurate resume {folder}")
-    assert command_for("eval", folder) == f"murmurate eval {folder}"
+    finish = train(altered(recipe("cartpole-a2c"), launcher="inline", updates=1, eval_episodes=1), folder)
+    capsys.readouterr()
+    assert report_end(finish) == 0
+    assert "next: murmurate report" in capsys.readouterr().out
+    for code, how, before in ((130, "interrupted", "next"), (1, "failed: no room", "is kept")):
+        report_end(dataclasses.replace(finish, code=code, summary={**(finish.summary or {}), "exit": how}))
+        said = capsys.readouterr()
+        assert f"{before}: srun murmurate resume {folder}\n" in said.out + said.err
 
 
 def test_a_resume_with_other_settings_keeps_the_commands_before_it(

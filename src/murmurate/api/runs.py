@@ -14,7 +14,7 @@ from murmurate import plugins, recipes
 from murmurate.api.fields import with_fields
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.spawn import refuse_import
-from murmurate.launch import script_launcher
+from murmurate.launch import api_launcher
 from murmurate.record.callbacks import Callback, Result, Watch, checked, watching
 from murmurate.replicator.learner import LearnerConfig
 from murmurate.simulation import start as simulation
@@ -111,7 +111,7 @@ def train(
     if isinstance(recipe, Run):  # with a name the learner's class is checked as its fields are set
         _check_learner(run)
     _check_is_found_again(run.strategy)
-    engine = script_launcher(run.launcher)
+    engine = api_launcher(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
         run = dataclasses.replace(run, replicas=ranks)
     _refuse_unpicklable(run, engine)
@@ -197,13 +197,13 @@ def resume(
 
     def change(run: Run) -> Run:
         changed = configured(run, new)
-        _refuse_unpicklable(changed, script_launcher(changed.launcher))
+        _refuse_unpicklable(changed, api_launcher(changed.launcher))
         return changed
 
     with replaced_by(env) as replacement, keeping_threads(), watching(Watch(checked(callbacks), quiet)):
         finish = session.resume(
             run_folder,
-            script_launcher,
+            api_launcher,
             recipes.stored,
             change,
             lambda run: recipes.relocated(run, replacement),
@@ -318,7 +318,7 @@ def _result(finish: session.Finish, working_folder: Path, quiet: bool) -> Result
         unit = "env steps" if finish.run is None else finish.run.unit
         print(f"{summary['env_steps']:,} {unit} in {summary['wall_seconds']:.0f} s. {finish.sentence}")
     if finish.code == session.FAILED:
-        kept = kept_sentence(run_folder, finish.resumable)
+        kept = kept_sentence(run_folder, finish.resumable, finish.command_prefix)
         raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept}") from finish.error
     if finish.code == _TERMINATED:
         raise SystemExit(_TERMINATED)

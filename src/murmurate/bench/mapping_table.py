@@ -100,22 +100,7 @@ def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
         replay[GPU] = _replay_seconds(plan, batches, gpu[0])
         links[GPU] = _measured_link(gpu[0], plan.repetitions)
     replay[FPGA] = fpga.replay_seconds(batches)
-    train: dict[str, dict[str, dict[int, float]]] = {}
-    fpga_room: dict[tuple[str, int], float] = {}  # bytes of the FPGA that are left for the storage
-    refused: dict[str, str] = {}
-    for name, (spec, config, sizes) in _CASES.items():
-        train[name] = {HOST: {b: _train_seconds(spec, config, b, plan.repetitions) for b in sizes}}
-        if gpu is not None:
-            train[name][GPU] = {b: _train_seconds(spec, config, b, plan.repetitions, gpu[0]) for b in sizes}
-        train[name][FPGA] = {}
-        for batch in sizes:
-            try:
-                train[name][FPGA][batch], fpga_room[name, batch] = fpga.train_seconds(spec, config, batch)
-            except Refusal as refusal:
-                refused[f"{name}, {batch}"], fpga_room[name, batch] = str(refusal), fpga.free_bytes
-        for device, seconds in train[name].items():
-            times = ", ".join(f"{b}: {1e3 * s:.2f} ms" for b, s in seconds.items())
-            log(f"{name}, {device}: {times or 'no learner'}")
+    train, fpga_room, refused = _gradient_steps(plan, fpga, None if gpu is None else gpu[0], log)
     began = time.perf_counter()
     cells = []
     for name, (spec, _, sizes) in _CASES.items():
@@ -159,6 +144,30 @@ def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
         "fpga_clock": {"mhz": fpga.clock[0] / 1e6, "how": fpga.clock[1]},
         "links": {name: dataclasses.asdict(link) for name, link in links.items()},
     }
+
+
+def _gradient_steps(
+    plan: MappingTablePlan, fpga: _mapping_fpga.FpgaModel, gpu: torch.device | None, log: Log
+) -> tuple[dict[str, dict[str, dict[int, float]]], dict[tuple[str, int], float], dict[str, str]]:
+    """(seconds of a gradient step by case, device and batch; bytes of the FPGA that are left for the storage,
+    by case and batch; why there is no learner on the FPGA, by case and batch in words)."""
+    train: dict[str, dict[str, dict[int, float]]] = {}
+    fpga_room: dict[tuple[str, int], float] = {}
+    refused: dict[str, str] = {}
+    for name, (spec, config, sizes) in _CASES.items():
+        train[name] = {HOST: {b: _train_seconds(spec, config, b, plan.repetitions) for b in sizes}}
+        if gpu is not None:
+            train[name][GPU] = {b: _train_seconds(spec, config, b, plan.repetitions, gpu) for b in sizes}
+        train[name][FPGA] = {}
+        for batch in sizes:
+            try:
+                train[name][FPGA][batch], fpga_room[name, batch] = fpga.train_seconds(spec, config, batch)
+            except Refusal as refusal:
+                refused[f"{name}, {batch}"], fpga_room[name, batch] = str(refusal), fpga.free_bytes
+        for device, seconds in train[name].items():
+            times = ", ".join(f"{b}: {1e3 * s:.2f} ms" for b, s in seconds.items())
+            log(f"{name}, {device}: {times or 'no learner'}")
+    return train, fpga_room, refused
 
 
 def _cell(

@@ -45,6 +45,7 @@ _CASES = {
 _NO_MEAN = 10_000  # a period that is longer than any measurement
 
 _Agent = DQNAgent | DeterministicAgent
+_Forward = Callable[[Any, Sample], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +173,8 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
 
     ready.mean_(torch.zeros(1))
     half = math.ceil(plan.turns / 2)
-    parts = _parts(alone, replay, size, half)
+    forward = _FORWARDS[plan.agent]
+    parts = _parts(alone, forward, replay, size, half)
     ready.mean_(torch.zeros(1))
     mean = _mean_seconds(average, plan.turns) if fabric.size > 1 else 0.0
     updates = {}
@@ -181,7 +183,7 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
         turns = math.ceil(plan.turns / period) * period
         updates[period] = _mean_seconds(lambda: _update(*together[period], size), turns)  # noqa: B023
     ready.mean_(torch.zeros(1))
-    again = _parts(alone, replay, size, half)  # before and after, for a machine that changes meanwhile
+    again = _parts(alone, forward, replay, size, half)  # also after it, as the machine may change
     return {
         "parts": {name: (parts[name] + again[name]) / 2 for name in parts},
         "mean": mean,
@@ -189,7 +191,7 @@ def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
     }
 
 
-def _parts(agent: _Agent, replay: RowReplay, size: int, turns: int) -> dict[str, float]:
+def _parts(agent: _Agent, forward: _Forward, replay: RowReplay, size: int, turns: int) -> dict[str, float]:
     """The fields of ``BatchCosts``: means, which sum up to the time of an update also where processes share
     cores. What an update does beside its forward passes and the optimizers' steps counts as ``backward``."""
     seconds = dict.fromkeys(("sample", "learn", "priority", "forward", "update"), 0.0)
@@ -202,7 +204,7 @@ def _parts(agent: _Agent, replay: RowReplay, size: int, turns: int) -> dict[str,
         assert outcome.priorities is not None
         replay.update(sample.keys, outcome.priorities)
         times.append(time.perf_counter())
-        _forward(agent, sample)
+        forward(agent, sample)
         times.append(time.perf_counter())
         for replica in agent.replicas.values():
             replica.update()
@@ -214,14 +216,16 @@ def _parts(agent: _Agent, replay: RowReplay, size: int, turns: int) -> dict[str,
     return {**seconds, "backward": max(0.0, learn - seconds["forward"] - seconds["update"])}
 
 
-def _forward(agent: _Agent, sample: Sample) -> None:
+def _forward_of_dqn(agent: DQNAgent, sample: Sample) -> None:
     """The forward passes of an update."""
-    if isinstance(agent, DQNAgent):
-        with torch.no_grad():
-            agent.target(sample.next_observation)
-            agent.net(sample.next_observation)
-        agent.net(sample.observation)
-        return
+    with torch.no_grad():
+        agent.target(sample.next_observation)
+        agent.net(sample.next_observation)
+    agent.net(sample.observation)
+
+
+def _forward_of_td3(agent: DeterministicAgent, sample: Sample) -> None:
+    """The forward passes of an update."""
     target_policy, target_critics = (target.net for target in agent.targets)
     critics = Passes(cast(BatchedMLP, agent.critics))
     with torch.no_grad():
@@ -232,6 +236,13 @@ def _forward(agent: _Agent, sample: Sample) -> None:
         action = agent.policy.net(sample.observation)[0].tanh()
         first_critic = slice(0, 1)
         critics.forward(torch.cat([sample.observation, action], 1)[None], first_critic)
+
+
+_FORWARDS: dict[str, _Forward] = {
+    "dqn": _forward_of_dqn,
+    "dqn-images": _forward_of_dqn,
+    "td3": _forward_of_td3,
+}
 
 
 def _update(agent: _Agent, replay: RowReplay, size: int) -> None:

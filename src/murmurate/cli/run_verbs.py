@@ -296,14 +296,14 @@ def report_end(finish: Any) -> int:
     from murmurate.training.checkpoint import kept_sentence
     from murmurate.training.run_folder import command_for
 
-    summary, folder = finish.summary, finish.folder
+    summary, folder, prefix = finish.summary, finish.folder, finish.command_prefix
     if summary is None:  # another rank reports it
         return int(finish.code)
     failed = summary["exit"].startswith("failed")
     if failed:
         if finish.error is not None:
             traceback.print_exception(finish.error)
-        kept = kept_sentence(folder, finish.resumable and not finish.evaluation_cut)
+        kept = kept_sentence(folder, finish.resumable and not finish.evaluation_cut, prefix)
         print(f"murmurate: {summary['exit'].rstrip('. ')}. {kept}", file=sys.stderr)
     if finish.sentence:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
@@ -315,7 +315,7 @@ def report_end(finish: Any) -> int:
     saved = finish.resumable and (folder / "checkpoints" / "last").exists()
     is_interrupted = finish.code in _INTERRUPTED
     if is_interrupted and not saved and finish.resumable:
-        print(kept_sentence(folder))
+        print(kept_sentence(folder, command_prefix=prefix))
     next_command = "resume" if saved and is_interrupted else finish.run.evaluation.next_command
     if finish.evaluation_cut:
         if not failed:
@@ -325,5 +325,5 @@ def report_end(finish: Any) -> int:
         logs = f", and what its processes printed in {folder / 'logs'}" * (folder / "logs").exists()
         print(f"The run is in {folder}{logs}")
     else:
-        print(f"The run is in {folder} — next: {command_for(next_command, folder)}")
+        print(f"The run is in {folder} — next: {command_for(next_command, folder, prefix)}")
     return int(finish.code)

@@ -44,16 +44,20 @@ class ImageWorld(World):
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
         """An observation is an image [C, H, W] in uint8; ``actions`` is the number of classes."""
-        counts = self.load().counts() if fingerprint is None else fingerprint
+        data = self.load() if fingerprint is None else None
+        counts = fingerprint if data is None else data.counts()
+        assert counts is not None
         train, _, _ = part_indices(counts, self.validation, self.test, self.split_seed)
+        classes = len(counts["classes"])
         channels, height, width = (int(size) for size in counts["shape"])
         return EnvSpec(
             self.name,
             (channels, height, width),
             torch.uint8,
-            actions=len(counts["classes"]),
+            actions=classes,
             channels=channels,
             examples=len(train),
+            class_counts=() if data is None else data.class_counts(train),
         )
 
     def fingerprint(self) -> dict[str, Any]:

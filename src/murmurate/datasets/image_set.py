@@ -149,6 +149,10 @@ class ImageData:
             "classes": list(self.classes),
         }
 
+    def class_counts(self, chosen: NDArray[np.int64]) -> tuple[int, ...]:
+        """How many of the training images with these numbers each class has."""
+        return tuple(np.bincount(self.train.labels[chosen], minlength=len(self.classes)).tolist())
+
     def check(self, path: str, fingerprint: Mapping[str, Any], thorough: bool) -> None:
         """Raise Refusal if the fingerprint is of other images; thorough: compare the digest too."""
         now = self.counts()

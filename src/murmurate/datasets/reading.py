@@ -74,14 +74,7 @@ def read(
     Raises Refusal: for errors in the file, with their line; for a path that cannot be read, or a cache that
     cannot be written; for a vocabulary of another size; for options that the kind does not have.
     """
-    source = Path(path)
-    if source.name in ("", ".."):
-        source = source.resolve()  # because the cache beside it is named after it
-    with refuse_unreadable(source):
-        is_there = source.exists()
-    if not is_there:
-        raise Refusal(f"There is no {source}. Check the path; corpora are not downloaded.")
-    refuse_special(source)
+    source = _existing(path)
     if vocabulary_size is not None and not 0 < vocabulary_size <= _headers.LARGEST:
         raise Refusal(f"--vocabulary-size is {vocabulary_size}; it must be from 1 to {_headers.LARGEST}.")
     kind = kind or detect_kind(source)
@@ -98,18 +91,8 @@ def read(
             f"Text is counted over exactly the words of a given --vocabulary. Leave it out, or {_TOKENS}."
         )
     words, words_from = _vocabulary(source, kind, vocabulary)
-    options["tokens"] = used_tokens = tokens or Tokens()
-    key = {
-        "source": _cache.fingerprint(source, kind),
-        "kind": kind,
-        "vocabulary": None if words is None else _cache.digest(words),
-        "skip_bad": skip_bad,
-        **options,
-        "tokens": {**asdict(used_tokens), "stop_words": sorted(used_tokens.stop_words)},
-        **{option: value for option, value in columns.items() if value is not None},
-    }
-    if kind in TEXT_KINDS:
-        key["tokeniser"] = VERSION
+    options["tokens"] = tokens or Tokens()
+    key = _cache_key(source, kind, words, skip_bad, options, columns)
     convert = partial(
         _convert, source, kind, words, words_from, options | columns, RecordErrors(source, skip_bad)
     )
@@ -117,6 +100,41 @@ def read(
     if skipped is not None:
         skipped.causes, skipped.documents = left_out.causes, left_out.documents
     return corpus
+
+
+def _existing(path: str | Path) -> Path:
+    """``path``, by a name of its own. Raises Refusal if it is not there, or cannot be read."""
+    source = Path(path)
+    if source.name in ("", ".."):
+        source = source.resolve()  # because the cache beside it is named after it
+    with refuse_unreadable(source):
+        is_there = source.exists()
+    if not is_there:
+        raise Refusal(f"There is no {source}. Check the path; corpora are not downloaded.")
+    refuse_special(source)
+    return source
+
+
+def _cache_key(
+    source: Path,
+    kind: str,
+    words: tuple[str, ...] | None,
+    skip_bad: bool,
+    options: dict[str, Any],
+    columns: dict[str, Any],
+) -> dict[str, Any]:
+    """What the arrays in the cache depend on, as JSON values: another key, and they are made again."""
+    tokens: Tokens = options["tokens"]
+    key = {
+        "source": _cache.fingerprint(source, kind),
+        "kind": kind,
+        "vocabulary": None if words is None else _cache.digest(words),
+        "skip_bad": skip_bad,
+        **options,
+        "tokens": {**asdict(tokens), "stop_words": sorted(tokens.stop_words)},
+        **{option: value for option, value in columns.items() if value is not None},
+    }
+    return key | {"tokeniser": VERSION} if kind in TEXT_KINDS else key
 
 
 def _check_options(path: Path, kind: str, options: dict[str, Any]) -> None:

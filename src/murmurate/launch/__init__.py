@@ -1,4 +1,5 @@
-"""Launchers, which start the workers of a run and give each a fabric (see ``murmurate.training.launcher``).
+"""Launchers, which start the workers of a run and give each a fabric (see ``murmurate.training.launcher``),
+and those of scripts (see ``murmurate.launch.script_launcher``).
 
 Each is a class in a module of this folder, or in a module that an entry point adds to it.
 """
@@ -6,13 +7,14 @@ Each is a class in a module of this folder, or in a module that an entry point a
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from murmurate import plugins
 from murmurate.errors import Refusal, unknown
 from murmurate.launch.tasks import starter_of_several
 
 if TYPE_CHECKING:
+    from murmurate.launch.script_launcher import ScriptLauncher
     from murmurate.training.launcher import Launcher
 
 
@@ -20,12 +22,25 @@ def launchers() -> dict[str, Launcher]:
     """Every launcher by its command-line name (see ``plugins``). Raises Refusal where two have one name."""
     from murmurate.training.launcher import Launcher  # imports torch, which murmurate secret does not need
 
-    by_name: dict[str, type[Launcher]] = {}
+    return {name: kind() for name, kind in sorted(_by_name(Launcher).items())}
+
+
+def script_launchers() -> dict[str, type[ScriptLauncher]]:
+    """The class of every launcher of ``murmurate.run`` by its name. Raises Refusal where two have one."""
+    from murmurate.launch.script_launcher import ScriptLauncher
+
+    return _by_name(ScriptLauncher)
+
+
+def _by_name(base: Any) -> dict[str, Any]:
+    """The classes that inherit ``base``, in all modules of this folder, by their ``name``."""
+    by_name: dict[str, Any] = {}
     for module in plugins.modules(__name__):
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Launcher) and value is not Launcher:
+        classes: list[Any] = [value for value in vars(module).values() if isinstance(value, type)]
+        for value in classes:
+            if issubclass(value, base) and value is not base:
                 plugins.refuse_clash("launchers", value.name, by_name.setdefault(value.name, value), value)
-    return {name: kind() for name, kind in sorted(by_name.items())}
+    return by_name
 
 
 def launcher(name: str) -> Launcher:
@@ -36,7 +51,7 @@ def launcher(name: str) -> Launcher:
     return available[name]
 
 
-def script_launcher(name: str) -> Launcher:
+def api_launcher(name: str) -> Launcher:
     """``launcher(name)``. Also raises Refusal if torchrun started this process several times, and each would
     start a run of its own."""
     found = launcher(name)
@@ -51,9 +66,9 @@ def script_launcher(name: str) -> Launcher:
 
 
 def command_launcher(name: str) -> Launcher:
-    """``script_launcher(name)`` for a command. Also raises Refusal if srun or mpirun started the command
+    """``api_launcher(name)`` for a command. Also raises Refusal if srun or mpirun started the command
     several times, and each would start a run of its own."""
-    found = script_launcher(name)
+    found = api_launcher(name)
     is_rank = any(each.dictated_replicas() is not None for each in (found, launcher("torchrun")))
     starter = None if is_rank else starter_of_several()
     if starter is not None:

@@ -30,20 +30,9 @@ def checked_devices(devices: str | Sequence[str | Sequence[str]]) -> tuple[tuple
     return checked
 
 
-def automatic_devices(launcher: str, rank: int) -> tuple[tuple[str, ...], ...]:
-    """The devices that ``devices="auto"`` stands for: the GPUs of this host in turn; the CPU if it has none.
-
-    rank: of this process among those of this host that torchrun started; they have a GPU each, in this order.
-    Raises Refusal under Ray, whose hosts may have others.
-    """
-    if launcher == "ray":
-        raise Refusal(
-            "devices='auto' takes this host's GPUs, and Ray's hosts may have others. Name as many as the "
-            "replicas are to have, devices=('cuda:0', 'cuda:1'), or leave devices out for the CPU."
-        )
-    gpus = 0 if launcher == "xla" else torch.cuda.device_count()
-    numbers: Sequence[int] = [rank % gpus] if gpus and launcher == "torchrun" else range(gpus)
-    return tuple((f"cuda:{number}",) for number in numbers) or (("cpu",),)
+def gpus_here() -> tuple[tuple[str, ...], ...]:
+    """The GPUs of this host; the CPU if it has none."""
+    return tuple((f"cuda:{number}",) for number in range(torch.cuda.device_count())) or (("cpu",),)
 
 
 def refuse_missing_gpus(devices: Iterable[Sequence[str]]) -> None:

@@ -30,6 +30,7 @@ from murmurate.fabric.processes.spawn import (
     WorkerProcesses,
     take_signals,
 )
+from murmurate.launch.script_launcher import ScriptLauncher
 from murmurate.launch.script_member import ScriptSettings, failure, stdout_of
 from murmurate.replicator.stopping import StopSignals
 from murmurate.training.interrupts import RepeatedSigterm, hangup_terminates
@@ -49,19 +50,23 @@ def refuse_import() -> None:
         )
 
 
-def run_locally(settings: ScriptSettings) -> list[Any]:
-    """Run a script as processes of this host; see ``murmurate.run``."""
-    refuse_import()
-    packed = settings.pickled()  # raises Refusal if they cannot be sent to another process
-    sys.stdout.flush()
-    with _exit_at_sigterm(), WorkerProcesses(settings.members, _PRELOADED) as workers:
-        try:
-            for rank in range(settings.members):
-                workers.start(rank, functools.partial(_run_worker, packed))
-            return _collect(settings, workers)
-        except (KeyboardInterrupt, SystemExit):
-            _interrupt(settings, workers)
-            raise
+class LocalScripts(ScriptLauncher):
+    """Processes of this host."""
+
+    name = "local"
+
+    def run(self, settings: ScriptSettings) -> list[Any]:
+        refuse_import()
+        packed = settings.pickled()  # raises Refusal if they cannot be sent to another process
+        sys.stdout.flush()
+        with _exit_at_sigterm(), WorkerProcesses(settings.members, _PRELOADED) as workers:
+            try:
+                for rank in range(settings.members):
+                    workers.start(rank, functools.partial(_run_worker, packed))
+                return _collect(settings, workers)
+            except (KeyboardInterrupt, SystemExit):
+                _interrupt(settings, workers)
+                raise
 
 
 def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:

@@ -39,6 +39,8 @@ from murmurate.fabric.processes.spawn import (
 )
 from murmurate.launch.job_spec import JobSpec, MemberHost
 from murmurate.launch.rendezvous import Environment, Rendezvous
+from murmurate.launch.script_arguments import default_threads, gpus_here, refuse_missing_gpus
+from murmurate.launch.script_launcher import Devices, ScriptLauncher
 from murmurate.launch.script_member import ScriptSettings, failure, stdout_of
 from murmurate.replicator.stopping import StopSignals
 
@@ -53,32 +55,49 @@ def torchrun_environment() -> Environment | None:
     return Environment.read(os.environ) if all(name in os.environ for name in _VARIABLES) else None
 
 
-def replicas_of(environment: Environment | None, replicas: int | None, grid: tuple[int, int]) -> int:
-    """The number of replicas that the ranks form. Raises Refusal if that is not ``replicas``, and in a
-    process that torchrun did not start."""
-    if environment is None:
-        raise Refusal(
-            "launcher='torchrun' takes its ranks from torchrun, which did not start this script. Run: "
-            "torchrun --nproc-per-node 2 script.py; or leave launcher out."
-        )
-    parts, size = math.prod(grid), environment.size
-    member = "replica" if parts == 1 else f"part of a replica of {parts} parts"
-    if size % parts or (replicas is not None and replicas * parts != size):
-        wanted = "whole replicas" if replicas is None else f"replicas={replicas}"
-        needed = parts if replicas is None else replicas * parts
-        start = "Start" if size % parts else "Leave replicas out, or start"
-        raise Refusal(
-            f"torchrun started {size} rank(s), each of them a {member}: they do not make {wanted}. "
-            f"{start} {needed} rank(s) (--nproc-per-node times --nnodes)."
-        )
-    return size // parts
+class TorchrunScripts(ScriptLauncher):
+    """The ranks that torchrun started, each of them a member."""
 
+    name = "torchrun"
 
-def fabric_capabilities(environment: Environment | None) -> tuple[frozenset[Capability], str]:
-    """The capabilities of the fabric between the ranks, and what has them, in words (for messages)."""
-    if environment is None or environment.hosts == 1:
-        return frozenset(Capability), "this host"
-    return frozenset(Capability) - {Capability.SHARED_MEMORY}, f"a group of {environment.hosts} hosts"
+    def __init__(self, environment: Environment | None) -> None:
+        """Raises Refusal in a process that torchrun did not start."""
+        if environment is None:
+            raise Refusal(
+                "launcher='torchrun' takes its ranks from torchrun, which did not start this script. Run: "
+                "torchrun --nproc-per-node 2 script.py; or leave launcher out."
+            )
+        self._environment = environment
+        if environment.hosts > 1:
+            self.offers = frozenset(Capability) - {Capability.SHARED_MEMORY}
+            self.place = f"a group of {environment.hosts} hosts"
+
+    def replicas(self, given: int | None, grid: tuple[int, int]) -> int:
+        """As many as the ranks form. Raises Refusal if that is not ``given``."""
+        parts, size = math.prod(grid), self._environment.size
+        member = "replica" if parts == 1 else f"part of a replica of {parts} parts"
+        if size % parts or (given is not None and given * parts != size):
+            wanted = "whole replicas" if given is None else f"replicas={given}"
+            needed = parts if given is None else given * parts
+            start = "Start" if size % parts else "Leave replicas out, or start"
+            raise Refusal(
+                f"torchrun started {size} rank(s), each of them a {member}: they do not make {wanted}. "
+                f"{start} {needed} rank(s) (--nproc-per-node times --nnodes)."
+            )
+        return size // parts
+
+    def devices(self, named: Devices) -> Devices:
+        """By default the GPU of this rank's number on its host."""
+        rank, here = self._environment.rank, gpus_here()
+        devices = named or (here[int(os.environ.get("LOCAL_RANK", rank)) % len(here)],)
+        refuse_missing_gpus([devices[rank % len(devices)]])  # the others are other ranks'
+        return devices
+
+    def threads(self, members: int) -> int:
+        return default_threads(math.ceil(members / self._environment.hosts))
+
+    def run(self, settings: ScriptSettings) -> list[Any]:
+        return run_rank(settings)
 
 
 @functools.cache

@@ -20,34 +20,47 @@ from murmurate.launch.host_memory import lend
 from murmurate.launch.job_spec import JobSpec, MemberHost
 from murmurate.launch.ray_actor import WorkerActor, WorkerInfo, launchers_store
 from murmurate.launch.ray_cluster import cluster, first_line, place, resources, start_actor
+from murmurate.launch.script_launcher import Devices, ScriptLauncher
 from murmurate.launch.script_member import ScriptSettings, WholeLines
 
 _POLL_SECONDS = 0.1
 _BEGIN_SECONDS = 120.0  # how long an actor's process may take to import all that it needs
 
 
-def run_on_ray(settings: ScriptSettings) -> list[Any]:
-    """Run a script on the cluster at RAY_ADDRESS, or on a Ray that is started on this host; see
-    ``murmurate.run``.
+class RayScripts(ScriptLauncher):
+    """Actors of the cluster at RAY_ADDRESS, or of a Ray that is started on this host."""
 
-    Raises MissingExtra where Ray is not installed; Refusal if there is no such cluster or no room in it, for
-    replicas of several devices, and for a ``main`` that other processes cannot import; and what
-    ``ScriptSettings.result_of`` and ``results`` raise.
-    """
-    several = next((names for names in settings.devices if len(names) > 1), None)
-    if several is not None:
-        raise Refusal(
-            f"devices names {len(several)} devices for one replica, and under Ray a replica has one. Name "
-            "one for each, or use launcher='local'."
-        )
-    settings.pickled()  # raises Refusal if they cannot be sent to another process
-    with cluster(settings.members * settings.threads) as ray:
-        job = _Job(ray, settings)
-        try:
-            job.begin()
-            return settings.results(job.results())
-        finally:
-            job.close()
+    name = "ray"
+
+    def devices(self, named: Devices) -> Devices:
+        """Raises Refusal for "auto", and for replicas of several devices."""
+        if not named:
+            raise Refusal(
+                "devices='auto' takes this host's GPUs, and Ray's hosts may have others. Name as many as the "
+                "replicas are to have, devices=('cuda:0', 'cuda:1'), or leave devices out for the CPU."
+            )
+        several = next((names for names in named if len(names) > 1), None)
+        if several is not None:
+            raise Refusal(
+                f"devices names {len(several)} devices for one replica, and under Ray a replica has one. "
+                "Name one for each, or use launcher='local'."
+            )
+        return named
+
+    def threads(self, members: int) -> int:
+        return 1  # cores of the cluster, which are asked for
+
+    def run(self, settings: ScriptSettings) -> list[Any]:
+        """Also raises MissingExtra where Ray is not installed; Refusal if there is no such cluster or no room
+        in it, and for a ``main`` that other processes cannot import."""
+        settings.pickled()  # raises Refusal if they cannot be sent to another process
+        with cluster(settings.members * settings.threads) as ray:
+            job = _Job(ray, settings)
+            try:
+                job.begin()
+                return settings.results(job.results())
+            finally:
+                job.close()
 
 
 class ScriptActor(WorkerActor):

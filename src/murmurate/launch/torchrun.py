@@ -47,6 +47,7 @@ class Torchrun(Launcher):
 
     name = "torchrun"
     sends = True
+    command_prefix = "torchrun ... -m "
 
     def dictated_replicas(self) -> int | None:
         """As many replicas as there are ranks; None in a process without ranks, which ``check`` refuses."""

@@ -22,8 +22,8 @@ from murmurate.errors import Refusal, cause_of
 # its images; since 4 a replica may be split into parts, and a Gymnasium environment may have a process of its
 # own; since 5 a replay may be in hardware; for 6 see docs/decisions/0036; since 7 a run may start from the
 # parameters of another, and since 8 from some of them; since 9 td3, sac and ddpg take nets of the user's own,
-# and a table may be read in part.
-FORMAT = 9
+# and a table may be read in part; since 10 image classifiers may weight their classes.
+FORMAT = 10
 _CHECKSUMS_SINCE = 2
 CHECKSUM = "checksum"
 # exceptions that code raises when given values of other types or sizes than it expects

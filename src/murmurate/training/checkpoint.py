@@ -28,7 +28,7 @@ from murmurate.record.stored import FORMAT, sync, write_json
 from murmurate.training import part_file
 from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
-from murmurate.training.run_folder import command_for, stored_text
+from murmurate.training.run_folder import command_for, unit_of
 
 __all__ = ["lacks", "parts", "read_manifest"]
 _READS = 3  # of a checkpoint that a run replaces meanwhile
@@ -338,13 +338,12 @@ def disk_failure(path: Path, error: Exception) -> RunFailed:
     return RunFailed(f"Cannot write to {path}: {error}{file_limit(error)}.{remedy}")
 
 
-def kept_sentence(folder: Path, resumable: bool = True) -> str:
-    """What a failed run has left in its folder, in a sentence. resumable: whether it can go on from it."""
+def kept_sentence(folder: Path, resumable: bool = True, command_prefix: str = "") -> str:
+    """What a failed run has left in its folder, in a sentence. resumable: whether it can go on from it.
+    command_prefix: see ``command_for``."""
     for name in ("last", "previous"):
         with contextlib.suppress(Refusal):
             steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
-            unit = stored_text(folder, "unit", "env steps")
-            return f"The checkpoint at {steps:,} {unit} is kept: " + command_for(
-                "resume" if resumable else "eval", folder
-            )
+            command = command_for("resume" if resumable else "eval", folder, command_prefix)
+            return f"The checkpoint at {steps:,} {unit_of(folder)} is kept: {command}"
     return "No checkpoint had been saved, so nothing that was learned is kept."

@@ -64,6 +64,7 @@ class Launcher(ABC):
     restarts: ClassVar[bool] = False  # whether it supports Run.restarts
     one_process: ClassVar[bool] = False  # whether all workers are in this process
     sends: ClassVar[bool] = False  # whether vectors may go over a network, so that Run.compression applies
+    command_prefix: ClassVar[str] = ""  # what a command that resumes a run begins with, such as "srun "
 
     def capabilities(self, run: Run) -> frozenset[Capability]:
         """What channels of ``run`` can do here and now. Raises Refusal if this cannot start here."""

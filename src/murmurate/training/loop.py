@@ -100,7 +100,7 @@ class TrainingLoop:
             return cast(Learner, learner_of(run, rank, self.replicator, heartbeat=heartbeat))
         replica_parts = self.parts.replica_parts
         replicate = functools.partial(replica_parts.replicate, self.replicator.replicate)
-        return LearnerInParts(learner_of(run, rank, self.replicator, replicate, heartbeat), replica_parts)
+        return LearnerInParts(learner_of(run, rank, self.replicator, replicate, heartbeat), self.parts)
 
     def run_to_end(self) -> None:
         """Train until the run's end or a request to stop; write this replica's part of the final

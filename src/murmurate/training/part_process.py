@@ -47,10 +47,13 @@ def _exit_with_part_0() -> None:
 if __name__ == "__main__":
     # a scheduler may send SIGTERM to all processes of a job; part 0 ends this one after the final checkpoint
     take_signals(signal.SIG_IGN)
+    sys.path[:] = pickle.load(sys.stdin.buffer)
     part_settings: PartSettings = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_part_0, daemon=True).start()
     try:
         learn_along(part_settings)
     except (PartLost, Refusal) as error:  # part 0 raises it too, or notices that this part ends
         print(f"murmurate: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, Refusal):
+            os.write(part_settings.refusals, f"{error}\n".encode())
         os._exit(1)

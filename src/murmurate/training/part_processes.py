@@ -12,6 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from murmurate.replica.vector import MakeOptimizer, Replica
 from murmurate.replicator.gather import NoExchange
 from murmurate.replicator.learner import Learner, Replicate
 from murmurate.replicator.replica_parts import SharedVector
-from murmurate.spatial import Parts, parallelize
+from murmurate.spatial import PartLost, Parts, parallelize
 from murmurate.spatial.parts import Expected
 from murmurate.spec import Batch, Outcome
 from murmurate.training.run import Run
@@ -40,12 +41,14 @@ _HEADER_SIZE = 2  # int64 values before a batch: its size in bytes, updates so f
 
 @dataclass(frozen=True)
 class PartSettings:
-    """What a part's process gets. memory: file descriptor of the shared memory of the replica's parts."""
+    """What a part's process gets. memory: file descriptor of the shared memory of the replica's parts.
+    refusals: of the file to which it writes why it refuses."""
 
     run: Run
     rank: int
     part: int
     memory: int
+    refusals: int
 
 
 class PartsOfReplica:
@@ -129,17 +132,23 @@ class LeaderAlone(NoExchange):
 class LearnerInParts:
     """Part 0's learner, whose other parts learn from the same batches (see ``Learner``)."""
 
-    def __init__(self, learner: Learner, replica_parts: PartsOfReplica) -> None:
-        self._learner, self._parts = learner, replica_parts
+    def __init__(self, learner: Learner, processes: PartProcesses) -> None:
+        self._learner, self._processes = learner, processes
 
     @property
     def replicas(self) -> dict[str, Replica]:
         return self._learner.replicas
 
     def learn(self, batch: Batch) -> Outcome:
-        """Raises PartLost if one of the other parts died."""
-        self._parts.send(batch.data, max(replica.clock for replica in self.replicas.values()))
-        return self._learner.learn(batch)
+        """Raises PartLost if one of the other parts died, and Refusal if it ended as it refused."""
+        try:
+            clock = max(replica.clock for replica in self.replicas.values())
+            self._processes.replica_parts.send(batch.data, clock)
+            return self._learner.learn(batch)
+        except PartLost:
+            if refusal := self._processes.refusal():
+                raise Refusal(refusal) from None
+            raise
 
     def state(self) -> dict[str, Any]:
         return self._learner.state()
@@ -155,16 +164,19 @@ class PartProcesses:
         self._memory_file = SharedMemoryFile.create()
         self.replica_parts = PartsOfReplica(run, rank, 0, self._memory_file)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._refusals = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
+        descriptors = self._memory_file.descriptor, self._refusals.fileno()
         for part in range(1, self.replica_parts.parts.size):
             process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE],
                 stdin=subprocess.PIPE,
-                pass_fds=(self._memory_file.descriptor,),
+                pass_fds=descriptors,
                 env={**os.environ, "OMP_NUM_THREADS": str(run.placement.threads)},
             )
             self._processes.append(process)
             assert process.stdin is not None
-            process.stdin.write(pickle.dumps(PartSettings(run, rank, part, self._memory_file.descriptor)))
+            process.stdin.write(pickle.dumps(sys.path))  # the run's classes may be in files of the user
+            process.stdin.write(pickle.dumps(PartSettings(run, rank, part, *descriptors)))
             process.stdin.flush()  # stdin stays open: the part exits when it is closed
             threading.Thread(target=self._watch, args=(process, part), daemon=True).start()
 
@@ -172,7 +184,13 @@ class PartProcesses:
         process.wait()
         self.replica_parts.died(part)
 
+    def refusal(self) -> str:
+        """Why the first of the other parts that refused did; empty if none has."""
+        self._refusals.seek(0)
+        return self._refusals.readline().decode().rstrip("\n")
+
     def close(self) -> None:
         for process in self._processes:
             end_process(process)
         self._memory_file.close()
+        self._refusals.close()

@@ -337,18 +337,18 @@ def _names(like: Any) -> Iterator[str]:
             yield option_name(field)
 
 
-def command_for(verb: str, folder: Path) -> str:
-    """The command of this verb for a run folder. A run that torchrun started is resumed by torchrun."""
-    is_ranks = verb == "resume" and stored_text(folder, "launcher", "") == "torchrun"
-    return f"{'torchrun ... -m ' if is_ranks else ''}murmurate {verb} {quoted(folder)}"
+def command_for(verb: str, folder: Path, command_prefix: str = "") -> str:
+    """The command of this verb for a run folder. command_prefix: that of the run's launcher (see
+    ``Launcher``), by which alone it is resumed."""
+    return f"{command_prefix if verb == 'resume' else ''}murmurate {verb} {quoted(folder)}"
 
 
-def stored_text(folder: Path, name: str, otherwise: str) -> str:
-    """A text in ``run.json``: the unit of its ``env_steps`` (documents, for example), or its launcher."""
+def unit_of(folder: Path) -> str:
+    """The unit of a run's ``env_steps``: documents, for example."""
     try:
-        return str(read_object(folder / "run.json")[name])
+        return str(read_object(folder / "run.json")["unit"])
     except (OSError, *UNSOUND):  # it is damaged, or of a version that had no such text
-        return otherwise
+        return "env steps"
 
 
 def set_aside(folder: Path) -> Path:

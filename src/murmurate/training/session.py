@@ -49,7 +49,7 @@ class Finish:
     summary: None if another process leads the run and reports it. folder: the run folder, relative as it was
     given or chosen, unless the run was moved. run: the run that ended. error: what a callback or the
     evaluation raised, if that ended the run. evaluation_cut: whether training was complete and a signal ended
-    the evaluation.
+    the evaluation. command_prefix: see ``Launcher``.
     """
 
     code: int
@@ -58,6 +58,7 @@ class Finish:
     run: Run | None = None
     error: Exception | SystemExit | None = None
     evaluation_cut: bool = False
+    command_prefix: str = ""
 
     @property
     def resumable(self) -> bool:
@@ -179,7 +180,7 @@ def _refuse_all_ranks(ranks: Ranks) -> Iterator[None]:
 
 
 def _begin(run: Run, given: Path | None, name: str, launcher: Launcher, ranks: Ranks | None) -> Finish:
-    with claimed(given, name) as folder:
+    with claimed(given, name, launcher.command_prefix) as folder:
         if ranks is not None:
             ranks.claimed(folder)
         write_run(folder, run)
@@ -189,7 +190,7 @@ def _begin(run: Run, given: Path | None, name: str, launcher: Launcher, ranks: R
 
 
 @contextlib.contextmanager
-def claimed(requested: Path | None, name: str) -> Iterator[Path]:
+def claimed(requested: Path | None, name: str, command_prefix: str = "") -> Iterator[Path]:
     """Used around a new run: makes its folder (``requested``, or a ``new_folder`` of ``name``), and locks
     it. A run that fails or is interrupted before it has recorded or saved anything leaves nothing. Raises
     Refusal if the folder cannot be made or written."""
@@ -206,7 +207,8 @@ def claimed(requested: Path | None, name: str) -> Iterator[Path]:
     except BaseException as error:
         if place.current_path() != folder or has_begun(folder):
             if isinstance(error, Refusal):
-                raise RunFailed(f"{error} {checkpoint.kept_sentence(place.current_path())}") from error
+                kept = checkpoint.kept_sentence(place.current_path(), command_prefix=command_prefix)
+                raise RunFailed(f"{error} {kept}") from error
             raise
         unclaim(folder, existed)
         if isinstance(error, OSError):
@@ -315,9 +317,13 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
 
 
 def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None) -> Finish:
-    raised: Exception | None = None
+    raised: Exception | SystemExit | None = None
     is_complete = evaluation_cut = False
     folder = given.absolute()
+
+    def kept() -> str:
+        return checkpoint.kept_sentence(folder, command_prefix=launcher.command_prefix)
+
     try:
         coordinator = launcher.start(run, folder, resume)
         folder = coordinator.folder  # it may have been moved
@@ -351,17 +357,16 @@ def _carry_out(run: Run, given: Path, launcher: Launcher, resume: Resume | None)
         raise
     except KeyboardInterrupt as interrupt:  # it cut the cleanup after a second one, or the start of a resume
         if has_begun(folder):
-            interrupt.args = (checkpoint.kept_sentence(folder),)
+            interrupt.args = (kept(),)
         raise
     except RunFailed as failure:
-        raise RunFailed(f"{failure} {checkpoint.kept_sentence(folder)}") from failure
+        raise RunFailed(f"{failure} {kept()}") from failure
     except OSError as error:
-        raise RunFailed(
-            f"{checkpoint.disk_failure(folder, error)} {checkpoint.kept_sentence(folder)}"
-        ) from error
+        raise RunFailed(f"{checkpoint.disk_failure(folder, error)} {kept()}") from error
     coordinator.callbacks.end(Result(folder, summary, code))
     folder = given if folder == coordinator.place.original_path else folder
-    return Finish(code, summary, folder, run, coordinator.callbacks.error or raised, evaluation_cut)
+    raised = coordinator.callbacks.error or raised
+    return Finish(code, summary, folder, run, raised, evaluation_cut, launcher.command_prefix)
 
 
 def exit_status(observer: Any) -> tuple[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from murmurate.datasets.image_set import ImageBatch
 from murmurate.datasets.interface import ExampleSet
-from murmurate.losses.classification import classification_loss, hits
+from murmurate.errors import Refusal
+from murmurate.losses.classification import balanced_weights, classification_loss, hits
 from murmurate.nets.batch_norm import BatchNorm
 from murmurate.nets.precision import resolve_precision
 from murmurate.nets.resnet import ResNet
@@ -54,6 +55,8 @@ class ImageClassifier(LearnerConfig):
         rate before scaling).
     label_smoothing: share of each label that is spread over all classes. mixup: alpha of the Beta
         distribution of the shares with which pairs of images are mixed; 0: no mixing.
+    class_weights: ``balanced``: the loss of an image is divided by the number of training images of its
+        class, relative to the mean over all classes, for classes of unequal size; or ``none``.
     batch_norm: statistics are of the replica's own batch (local), of all replicas' batches (replicas), or of
         ``ghost`` images of the own batch at a time (ghost). ghost: number of images for batch_norm ghost.
     pixel_mean, pixel_std: mean and standard deviation by which pixels, scaled to 0 to 1, are normalised; one
@@ -86,6 +89,7 @@ class ImageClassifier(LearnerConfig):
     pixel_std: tuple[PositiveFloat, ...] = (0.25,)
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
     validate_every: NonNegativeInt = 500
+    class_weights: Literal["none", "balanced"] = field(default="none", metadata={"since": 10})
 
     @property
     def requires(self) -> Examples:
@@ -136,6 +140,9 @@ class ClassifierLearner:
         self.config = config = config.resolved(spec, context.device)
         self.device, self.seed, self.rank = context.device, context.seed, context.rank
         self.classes = spec.actions
+        self._class_weights: Tensor | None = None
+        if config.class_weights == "balanced" and spec.class_counts:
+            self._class_weights = balanced_weights(spec.class_counts).to(context.device)
         self.net = ResNet(
             config.net,
             _image_shape(spec),
@@ -184,12 +191,22 @@ class ClassifierLearner:
         return {self.replica.name: self.replica}
 
     def learn(self, batch: Batch) -> Outcome:
+        if self.config.class_weights == "balanced" and self._class_weights is None:
+            raise Refusal(
+                "this data set does not say how many images each class has (EnvSpec.class_counts), by which "
+                "--agent.class-weights balanced weights them. Leave it out."
+            )
         data: ImageBatch = batch.data
         labels, clock = data.labels.to(self.device), self.clock
         images, other_labels, share = self._mixed(self._normalised(data.images), labels)
         logits = self.net(images)
         loss = classification_loss(
-            logits, labels, other_labels, share=share, smoothing=self.config.label_smoothing
+            logits,
+            labels,
+            other_labels,
+            share=share,
+            smoothing=self.config.label_smoothing,
+            weight_k=self._class_weights,
         )
         self.replica.descend(loss)
         metrics: dict[str, Any] = {
