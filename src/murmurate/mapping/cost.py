@@ -194,9 +194,7 @@ def _waiting(run: Run, costs: RecipeCosts) -> float:
     if run.replicas == 1 or not run.strategy.synchronous:
         return 0.0
     period, updates = period_of(run.strategy), run.learner.updates(1)
-    if (
-        period < updates and costs.step_deviation is not None
-    ):  # each of a batch's rounds waits
+    if period < updates and costs.step_deviation is not None:  # each of a batch's rounds waits
         deviation = costs.step_deviation / math.sqrt(period)
     else:
         deviation = costs.deviation / math.sqrt(_batches_of_a_round(run))
