@@ -340,6 +340,8 @@ def _step_deviation(steps: Sequence[Sequence[float]]) -> float | None:
 
     steps: when the steps of each batch began. The first batch only tells when its last step began.
     """
+    if len(steps) <= _LEAST_ITERATIONS:
+        return None
     usual = statistics.mode(map(len, steps))
     whole = [[*before[-1:], *batch] for before, batch in itertools.pairwise(steps) if len(batch) == usual]
     begins = [batch for batch in whole if len(batch) == 1 + usual]
