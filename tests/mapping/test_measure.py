@@ -73,7 +73,7 @@ def test_a_pilot_that_is_too_slow_is_refused_by_the_process_that_plans(
 
 
 def slow(*_: Any) -> pilot._Timing:
-    return pilot._Timing([], [], {})
+    return pilot._Timing([], [], {}, None)
 
 
 def test_a_pilot_of_fits_acts_between_its_batches() -> None:
