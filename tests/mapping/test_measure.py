@@ -98,7 +98,10 @@ def test_a_pilot_counts_the_updates_of_each_vector() -> None:
     learner: Any = dataclasses.replace(run.learner, value_epochs=2, value_minibatches=3, steps=16)  # type: ignore[call-arg]
     source: Any = dataclasses.replace(run.source, simulators=2)  # type: ignore[call-arg]
     run = pilot_run(dataclasses.replace(run, learner=learner, source=source))
-    assert [updates for _, updates in pilot.measure(run, 0.2).vectors] == [1.0, 6.0]
+    found = pilot.measure(run, 0.2)
+    assert [updates for _, updates in found.vectors] == [1.0, 6.0]
+    assert found.step_deviation is not None
+    assert found.step_deviation > 0
 
 
 def test_deviations_are_those_between_steps_at_one_place_in_their_batches() -> None:
@@ -213,7 +216,7 @@ def test_handovers_are_measured_on_two_cores_and_on_one(monkeypatch: pytest.Monk
     )
     assert {(each.source.actors, each.source.simulators, each.replicas) for each in asked} == {(1, 2, 1)}  # type: ignore[attr-defined]
     threads = dataclasses.replace(run, placement=Placement(threads=2))
-    assert measure._handovers(profile, threads, SILENT) == (0.0, None), "threads of a process share no cores"
+    assert measure._handovers(profile, threads, SILENT) == (0.0, None), "several threads have a core each"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity")

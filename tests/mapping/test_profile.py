@@ -28,6 +28,7 @@ def a_profile() -> DeviceProfile:
     )
     profile.recipes["one"].vectors = [(90, 1.0), (9, 0.5)]
     profile.recipes["one"].shared_handover_seconds = 2e-4
+    profile.recipes["one"].step_deviation = 0.3
     profile.exchange["gala x2"] = some
     profile.links["network"] = Link(1e-4, 1e9, "assumed")
     return profile
@@ -60,12 +61,13 @@ def test_a_profile_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     assert load(tmp_path / "p.json") == profile
 
 
-def test_an_older_profile_knows_no_handovers_on_shared_cores(tmp_path: Path) -> None:
+def test_an_older_profile_knows_no_handovers_on_shared_cores_nor_steps(tmp_path: Path) -> None:
     save(a_profile(), tmp_path / "p.json")
     stored = json.loads((tmp_path / "p.json").read_text())
-    del stored["recipes"]["one"]["shared_handover_seconds"]
+    del stored["recipes"]["one"]["shared_handover_seconds"], stored["recipes"]["one"]["step_deviation"]
     (tmp_path / "p.json").write_text(json.dumps(stored))
-    assert load(tmp_path / "p.json").recipes["one"].shared_handover_seconds is None
+    older = load(tmp_path / "p.json").recipes["one"]
+    assert (older.shared_handover_seconds, older.step_deviation) == (None, None)
 
 
 def test_a_profile_that_cannot_be_written_stays_as_it_was(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -52,6 +52,14 @@ class Helped(Told):
         return 2
 
 
+@dataclass(frozen=True)
+class Sized(Told):
+    size: str = "depth"
+
+    def cost_settings(self) -> dict[str, Any]:
+        return {self.size: 2}
+
+
 def with_source(source: SourceConfig) -> Run:
     return dataclasses.replace(recipe("cartpole-a2c"), source=source)  # 8 steps for each batch
 
@@ -82,8 +90,10 @@ def test_its_costs_are_its_own() -> None:
     usual = recipe("cartpole-a2c")
     assert len({key(usual), key(with_source(Told())), key(with_source(Helped()))}) == 3
     assert key(with_source(Told(8))) == key(with_source(Told()))
+    deep, wide = with_source(Sized(size="depth")), with_source(Sized(size="width"))
+    assert key(deep) != key(wide), "one value under two names"
 
 
 def test_without_a_shape_it_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"its source has no `batch_shape`"):
+    with pytest.raises(Refusal, match=r"its source tells no `batch_shape`"):
         pilot_run(with_source(Untold()))

@@ -20,12 +20,15 @@ from murmurate.errors import Refusal
 from murmurate.mapping import measure as costs
 from murmurate.mapping.candidates import Candidate, runs_with_exchange
 from murmurate.mapping.check import measured
+from murmurate.mapping.learning import digest
 from murmurate.mapping.profile import DeviceProfile, load, save
 from murmurate.mapping.search import search
 from murmurate.ranges import PositiveInt, PositiveSeconds, Seed
 from murmurate.recipes import recipe
 from murmurate.spec import usable_cores
+from murmurate.training.host import hardware
 from murmurate.training.run import Run
+from murmurate.training.run_folder import plain
 
 NAME = "plan"
 SUMMARY = "throughput that a plan predicts from measured costs, over what the same run reaches; resumable"
@@ -38,7 +41,7 @@ class PlanPlan:
     of a run that is measured. seed: seed of the draws.
 
     where: the folder that keeps the profile and the rates; what was measured with the same versions, on the
-        same processor, is not measured again.
+        same cores and GPUs, is not measured again. After a change of the code use another one.
     placements: number of configurations drawn for each recipe.
     rounds: number of times that each configuration of a recipe is measured, one round after the other. The
         greatest rate counts, as what disturbs a measurement makes it slower; so it is with the costs.
@@ -85,7 +88,8 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
         raise Refusal(f"--exhaustive names {', '.join(other)}, and --recipes does not. Add it there.")
     draws = random.Random(plan.seed)
     where = Path(plan.where)
-    path = cache_file(where, "profile")
+    here = [usable_cores(), hardware().get("gpus", [])]
+    path = cache_file(where, "profile", here)
     profile = load(path) if path.exists() else DeviceProfile.here(usable_cores(), "cpu")
     cases: list[dict[str, Any]] = []
     raw: list[dict[str, Any]] = []
@@ -93,8 +97,8 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     for name in plan.recipes:
         run = recipe(name)
-        add_costs = functools.partial(_add_costs, profile, run, path, log)
-        seconds[name] = cached_value(where, f"{name} costs", None, add_costs)
+        spent = _add_costs(profile, run, path, log)
+        seconds[name] = cached_value(where, f"{name} costs", here, lambda: spent)  # noqa: B023
         candidates = search(run, profile)
         choice = candidates[0]
         others = candidates[1:]
@@ -103,7 +107,8 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
         rates: dict[str, list[float]] = {candidate.name: [] for candidate in chosen}
         for number in range(1, plan.rounds + 1):
             for candidate in chosen:
-                key = [candidate.name, plan.seconds, number]
+                settings = digest([plain(candidate.run.learner), plain(candidate.run.source)])
+                key = [candidate.name, settings, plan.seconds, number, *here]
                 rate = functools.partial(measured, candidate.run, plan.seconds)
                 rates[candidate.name].append(cached_value(where, f"{name} rate", key, rate))
                 ratio = _case(name, candidate, rates[candidate.name])["ratio"]

@@ -189,8 +189,9 @@ def _descheduled(run: Run, threads: int, cores: int) -> float:
 
 
 def _waiting(run: Run, costs: RecipeCosts) -> float:
-    """How long replicas wait for the slowest one in a batch, relative to its seconds. The slowest one's round
-    of H updates is expected to take the maximum of R normally distributed times."""
+    """How long replicas wait for the slowest one during a batch, relative to the seconds that a batch takes
+    alone. The slowest one's round of H updates is expected to take the maximum of R normally distributed
+    times."""
     if run.replicas == 1 or not run.strategy.synchronous:
         return 0.0
     period, updates = period_of(run.strategy), run.learner.updates(1)

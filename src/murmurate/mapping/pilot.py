@@ -131,9 +131,9 @@ def pilot_run(run: Run) -> Run:
     if shape_of(run) is None:
         raise Refusal(
             f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled: its source "
-            "has no `batch_shape`. A plan is made for recipes that learn from rollouts, trajectories, "
-            "sequences, examples, a replay of their own, or a model that tells how long its fits are (mbpo, "
-            "memr)."
+            "tells no `batch_shape` for it. A plan is made for recipes that learn from rollouts, "
+            "trajectories, sequences, examples, a replay of their own, or a model that tells how long its "
+            "fits are (mbpo, memr)."
         )
     found = steady(run)
     learner: Any = found.learner

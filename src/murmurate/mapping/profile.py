@@ -114,12 +114,17 @@ class DeviceProfile:
 
 def key(run: Run) -> str:
     """Identifies what a recipe's costs depend on besides sizes: its world, its learner without
-    ``_FREE_FIELDS``, its placement, and the ``cost_settings`` of its source."""
+    ``_FREE_FIELDS``, its placement, its source's ``cost_settings``, and the source's class if that is not of
+    this package."""
     learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE_FIELDS}
     settings = {name: plain(value) for name, value in run.source.cost_settings().items()}
     # in this order, by which costs are found in profiles before 2026-12-01
     parts = [plain(run.world), learner, plain(run.placement), settings.pop("replay", None)]
-    parts += settings.values()
+    unnamed = ("augment", "rollouts")
+    parts += [value if name in unnamed else [name, value] for name, value in settings.items()]
+    own = type(run.source)
+    if not own.__module__.startswith("murmurate."):
+        parts.append(f"{own.__module__}.{own.__qualname__}")
     return f"{run.world.name} {run.learner.name} {digest(parts)}"
 
 

@@ -131,7 +131,9 @@ class SourceConfig(Protocol):
     ``murmurate plan`` predicts runs with a source that has a ``batch_shape``. It tries other values of the
     fields ``simulators``, ``double_buffer``, ``actors`` and ``workers``, those of them that there are, which
     must mean what they do in the sources of this package; what ``acting_processes`` counts must be
-    ``actors``, as costs are measured with ``actors=0``.
+    ``actors``, and what ``decoding_processes`` counts ``workers``, as costs are measured with 0 of both. A
+    source of transitions, sequences or a model's transitions needs the other fields of this package's source
+    of that kind, too.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -164,9 +166,8 @@ class SourceConfig(Protocol):
 
     def cost_settings(self) -> dict[str, Any]:
         """On what the costs of a batch's work depend besides its shape, by name: dataclasses, or values that
-        JSON can hold. A plan measures sources that differ in it separately; by default those of a class
-        together."""
-        return {"source": f"{type(self).__module__}.{type(self).__qualname__}"}
+        JSON can hold. A plan measures sources of a class that differ in it separately."""
+        return {}
 
     def memory_bytes(self, run: RunView) -> int:
         """Memory of one replica's source, including its processes. Raises Refusal for a config that can give
