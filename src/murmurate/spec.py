@@ -33,7 +33,8 @@ class EnvSpec:
     an observation is the last few images of the episode, the newest last (at an episode's beginning the first
     image is repeated, or, in Atari games, earlier ones are zeros): [stack * channels, H, W], where each image
     has ``channels`` channels. ``examples``: the size of a data set; 0 for simulators. ``class_counts``: how
-    many of them each class has; empty if unknown. ``factors``: where an action is a vector of whole numbers
+    many of them each class has; empty if the world does not count them, None in a spec made from a
+    fingerprint, without the data. ``factors``: where an action is a vector of whole numbers
     (from 0) that are chosen independently, the number of values of each; else empty. ``history``: where
     observations are vectors, how many successive observations of the episode each contains, the newest last.
     ``parts``: where an observation is a flattened Dict or Tuple, (name, start, stop, shape) of each of its
@@ -56,7 +57,7 @@ class EnvSpec:
     factors: tuple[int, ...] = ()
     history: int = 1
     parts: tuple[tuple[str, int, int, tuple[int, ...]], ...] = ()
-    class_counts: tuple[int, ...] = field(default=(), compare=False)
+    class_counts: tuple[int, ...] | None = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         dimensions = math.prod(self.action_shape) if self.action_shape else 0

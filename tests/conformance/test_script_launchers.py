@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,52 @@ def breaks(loop: Any) -> None:
 def test_an_error_in_it_is_told_with_the_replicas_name() -> None:
     with pytest.raises(RunFailed, match=r"replica 0 failed: LookupError: no such image"):
         murmurate.run(breaks, launcher="turns")
+
+
+def only_rank_1_breaks(loop: Any) -> None:
+    if loop.rank == 1:
+        raise LookupError("no such image")
+    learns(loop)
+
+
+@pytest.mark.parametrize("seed", range(4))  # each with an order of its own
+def test_an_error_of_one_replica_is_told_and_not_that_others_waited_for_it(seed: int) -> None:
+    with pytest.raises(RunFailed, match=r"^replica 1 failed: LookupError: no such image"):
+        murmurate.run(only_rank_1_breaks, replicas=2, launcher="turns", seed=seed)
+
+
+def prints(loop: murmurate.OwnLoop) -> None:
+    print("hello from", loop.rank)
+    learns(loop)
+    print("goodbye from", loop.rank)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_threads_leave_stdout_and_the_torch_threads_as_they_were(
+    seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdout, threads = sys.stdout, torch.get_num_threads()
+    murmurate.run(prints, replicas=2, launcher="turns", seed=seed, threads=threads + 1)
+    assert (sys.stdout, torch.get_num_threads()) == (stdout, threads)
+    assert capsys.readouterr().out == "hello from 0\ngoodbye from 0\n"
+
+
+def test_ray_needs_no_launcher_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken-1.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (broken / "entry_points.txt").write_text("[murmurate.launch]\nbroken = no_module_of_this_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Refusal, match=r"^devices='auto' takes this host's GPUs, and Ray's hosts"):
+        murmurate.run(learns, launcher="ray", devices="auto")
+    with pytest.raises(Refusal, match="no_module_of_this_name, which broken registers"):
+        murmurate.run(learns, launcher="turns")
+
+
+def test_what_is_no_name_is_refused() -> None:
+    names: Any = ["local"]
+    with pytest.raises(Refusal, match=r"^launcher is \['local'\]: give the name of one"):
+        murmurate.run(learns, launcher=names)
 
 
 def test_ranks_that_would_each_start_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

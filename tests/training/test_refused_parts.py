@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -12,7 +14,7 @@ from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.spatial import PartLost
 from murmurate.spec import Batch
-from murmurate.training.part_processes import LearnerInParts
+from murmurate.training.part_processes import LearnerInParts, PartProcesses, write_refusal
 
 PLUGINS = Path(__file__).parents[1] / "conformance" / "plugins"
 # a classifier whose updates after the first `--agent.free` take a mean over the replicas
@@ -76,3 +78,15 @@ def test_a_lost_part_is_one_that_refused_if_it_said_so(said: str, kind: type[Exc
     learner: Any = SimpleNamespace(learn=learn, replicas={"net": SimpleNamespace(clock=0)})
     with pytest.raises(kind, match=told):
         LearnerInParts(learner, parts).learn(Batch(None))
+
+
+def test_the_first_refusal_is_read_whole_and_where_parts_write_is_left() -> None:
+    with tempfile.TemporaryFile() as file:
+        processes: Any = PartProcesses.__new__(PartProcesses)  # of none
+        processes._refusals = file
+        assert processes.refusal() == ""
+        for refusal in ("the shapes differ:\n[2, 3]", "another"):
+            write_refusal(file.fileno(), Refusal(refusal))
+        written = os.lseek(file.fileno(), 5, os.SEEK_SET)  # anywhere
+        assert processes.refusal() == "the shapes differ:\n[2, 3]"
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == written

@@ -12,12 +12,14 @@ import torch
 
 from murmurate.cli.main import main
 from murmurate.datasets.image_fashion import FashionWorld
-from murmurate.datasets.image_set import ImageBatch
+from murmurate.datasets.image_set import ImageBatch, ImageData
 from murmurate.errors import Refusal
 from murmurate.losses.classification import balanced_weights, classification_loss
+from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
+from murmurate.training.memory import bytes_of, planned_bytes
 from murmurate.training.run_folder import plain, restore
 from murmurate.workloads.image_classifier import ImageClassifier
 from training.test_part_processes import arguments, digits, losses
@@ -46,9 +48,26 @@ def test_the_loss_is_weighted_by_the_worlds_counts() -> None:
 
 
 def test_a_world_that_counts_no_classes_is_refused() -> None:
-    learner = CONFIG.build(Context(dataclasses.replace(SPEC, class_counts=()), Replica, 3))
     with pytest.raises(Refusal, match=r"EnvSpec\.class_counts.* --agent\.class-weights balanced"):
-        learner.learn(batch())
+        CONFIG.build(Context(dataclasses.replace(SPEC, class_counts=()), Replica, 3))
+    CONFIG.build(Context(dataclasses.replace(SPEC, class_counts=None), Replica, 3))  # as a saved model is
+
+
+def test_such_a_world_is_refused_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ImageData, "class_counts", lambda self, chosen: ())
+    command = arguments(tmp_path, "run", "--dry-run")
+    assert main(command) == 0
+    assert main([*command, "--agent.class-weights", "balanced"]) == 2
+    assert "this data set does not say how many images each class has" in capsys.readouterr().err
+
+
+def test_the_size_of_weighted_runs_is_planned(tmp_path: Path) -> None:
+    world = FashionWorld(path=str(digits(tmp_path / "images")), validation=100)
+    run = dataclasses.replace(recipe("fashion-resnet20"), world=world, learner=CONFIG)
+    learner = CONFIG.build(Context(world.spec(), Replica, 3))
+    assert planned_bytes(run) == bytes_of(learner) > 0
 
 
 def test_a_world_counts_the_images_that_are_trained_on(tmp_path: Path) -> None:
@@ -56,7 +75,7 @@ def test_a_world_counts_the_images_that_are_trained_on(tmp_path: Path) -> None:
     train = world.divided().train
     labels = Counter(train.select(np.arange(len(train))).labels.tolist())
     assert world.spec().class_counts == tuple(labels[k] for k in range(10))
-    assert world.spec(world.fingerprint()).class_counts == ()
+    assert world.spec(world.fingerprint()).class_counts is None
 
 
 def test_a_run_folder_without_the_field_is_read() -> None:

@@ -324,7 +324,8 @@ def _result(finish: session.Finish, working_folder: Path, quiet: bool) -> Result
         raise SystemExit(_TERMINATED)
     if finish.code:
         if finish.resumable and not (run_folder / "checkpoints" / "last").exists():
-            raise KeyboardInterrupt(kept_sentence(run_folder))  # a second Ctrl-C came before a checkpoint
+            # a second Ctrl-C came before a checkpoint
+            raise KeyboardInterrupt(kept_sentence(run_folder, command_prefix=finish.command_prefix))
         next_call = f"; go on with murmurate.resume('{run_folder}')" if finish.resumable else ""
         raise KeyboardInterrupt(f"the run is saved{next_call}")
     return Result(run_folder, summary, finish.code)

@@ -44,20 +44,20 @@ class ImageWorld(World):
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
         """An observation is an image [C, H, W] in uint8; ``actions`` is the number of classes."""
-        data = self.load() if fingerprint is None else None
-        counts = fingerprint if data is None else data.counts()
-        assert counts is not None
-        train, _, _ = part_indices(counts, self.validation, self.test, self.split_seed)
-        classes = len(counts["classes"])
-        channels, height, width = (int(size) for size in counts["shape"])
+        data = None
+        if fingerprint is None:
+            data = self.load()
+            fingerprint = data.counts()
+        train, _, _ = part_indices(fingerprint, self.validation, self.test, self.split_seed)
+        channels, height, width = (int(size) for size in fingerprint["shape"])
         return EnvSpec(
             self.name,
             (channels, height, width),
             torch.uint8,
-            actions=classes,
+            actions=len(fingerprint["classes"]),
             channels=channels,
             examples=len(train),
-            class_counts=() if data is None else data.class_counts(train),
+            class_counts=None if data is None else data.class_counts(train),
         )
 
     def fingerprint(self) -> dict[str, Any]:

@@ -129,6 +129,8 @@ def run(
 def _engine(name: str | None) -> ScriptLauncher:
     """The launcher ``name``, or the default where it is None, for this process. Raises Refusal if there is
     none, or if this process is one of several that would each start replicas of their own."""
+    if name is not None and not isinstance(name, str):
+        raise Refusal(f"launcher is {name!r}: give the name of one, such as 'local', or leave it out")
     environment = torchrun_environment()
     if name is None and environment is None and (starter := starter_of_several()) is not None:
         raise Refusal(
@@ -138,10 +140,14 @@ def _engine(name: str | None) -> ScriptLauncher:
         )
     if name is None:
         name = "local" if environment is None else "torchrun"
-    # other launchers are looked for only if need be, as that imports what trains recipes
+    # other launchers are imported only if need be, as they import what trains recipes
+    if name == "ray":
+        from murmurate.launch.script_ray import RayScripts
+
+        return RayScripts(environment)
     kind = _IMPORTED.get(name) or script_launchers().get(name)
     if kind is not None:
         return kind(environment)
     if name in launchers():
         raise Refusal(f"the {name} launcher trains recipes, and runs no scripts: leave launcher out")
-    raise unknown("launcher for scripts", str(name), sorted(script_launchers()))
+    raise unknown("launcher for scripts", name, sorted(script_launchers()))

@@ -18,8 +18,8 @@ class ScriptLauncher(ABC):
     """Runs the members of a user's script (see ``murmurate.run``); made for each call.
 
     ``murmurate.run`` finds the classes that inherit it in ``murmurate/launch``, and in modules that an entry
-    point adds to that folder. What a class leaves out is that of a launcher whose members are all on this
-    host.
+    point adds to that folder; a name of this package's own launchers means these, whatever else has it. What
+    a class leaves out is that of a launcher whose members are all on this host.
     """
 
     name: ClassVar[str]
@@ -59,8 +59,14 @@ class ScriptLauncher(ABC):
     def run(self, settings: ScriptSettings) -> list[Any]:
         """Run ``settings.members`` members to their end, and return the results of the replicas, by rank.
 
-        Each member calls ``settings.run_to_exit(fabric, out)``, with its fabric and a stream for its output;
-        an error that this raises is made an Exit by ``Exit.failed``. ``settings.result_of`` makes a member's
-        result of its Exit, and ``settings.results`` those of the replicas of all members' results. Raises
-        Refusal or RunFailed as ``murmurate.run`` says.
+        A member that has a process of its own calls ``settings.run_to_exit(fabric, out)``, with its fabric
+        and a stream for its output; an error that this raises is made an Exit by ``Exit.failed``, and
+        ``settings.result_of`` makes the member's result of its Exit. Members that are threads of one process
+        share its stdout and torch's settings, which ``run_to_exit`` would change for all of them: they call
+        ``settings.run_member(fabric)``, whose result is the member's, while ``sys.stdout`` is a ``ByThread``
+        and within ``keeping_threads`` (see ``InlineScripts``).
+
+        ``settings.results`` makes the results of the replicas of all members' results. Once a member has
+        ended with an error, the others must be told, and ended, or they would wait for it. Its error is to be
+        raised, not one of a member that waited: Refusal or RunFailed, as ``murmurate.run`` says.
         """

@@ -88,8 +88,10 @@ class TorchrunScripts(ScriptLauncher):
 
     def devices(self, named: Devices) -> Devices:
         """By default the GPU of this rank's number on its host."""
-        rank, here = self._environment.rank, gpus_here()
-        devices = named or (here[int(os.environ.get("LOCAL_RANK", rank)) % len(here)],)
+        rank, devices = self._environment.rank, named
+        if not named:
+            here = gpus_here()
+            devices = (here[int(os.environ.get("LOCAL_RANK", rank)) % len(here)],)
         refuse_missing_gpus([devices[rank % len(devices)]])  # the others are other ranks'
         return devices
 

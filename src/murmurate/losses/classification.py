@@ -53,9 +53,9 @@ def balanced_weights(counts: Sequence[int]) -> Tensor:
 
     An empty class has weight 0. Raises ValueError for counts without any example.
     """
-    count_k = torch.tensor(counts, dtype=torch.float64)
-    if not count_k.sum() > 0:
+    if not any(counts):  # not asked of the tensor, which has no values on the device meta
         raise ValueError(f"counts are {list(counts)}: there is no example")
+    count_k = torch.tensor(counts, dtype=torch.float64)
     return torch.where(count_k > 0, count_k.sum() / ((count_k > 0).sum() * count_k), 0.0).float()
 
 

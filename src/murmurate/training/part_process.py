@@ -19,7 +19,7 @@ from murmurate.replicator.collectives import Group
 from murmurate.spatial import PartLost
 from murmurate.spec import Batch
 from murmurate.training.members import build_learner
-from murmurate.training.part_processes import LeaderAlone, PartSettings, PartsOfReplica
+from murmurate.training.part_processes import LeaderAlone, PartSettings, PartsOfReplica, write_refusal
 
 
 def learn_along(settings: PartSettings) -> None:
@@ -55,5 +55,5 @@ if __name__ == "__main__":
     except (PartLost, Refusal) as error:  # part 0 raises it too, or notices that this part ends
         print(f"murmurate: {error}", file=sys.stderr, flush=True)
         if isinstance(error, Refusal):
-            os.write(part_settings.refusals, f"{error}\n".encode())
+            write_refusal(part_settings.refusals, error)
         os._exit(1)

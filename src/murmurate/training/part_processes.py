@@ -36,6 +36,7 @@ from murmurate.spec import Batch, Outcome
 from murmurate.training.run import Run
 
 _MODULE = "murmurate.training.part_process"
+_REFUSALS_BYTES = 2**16  # that are read of what parts refuse
 _HEADER_SIZE = 2  # int64 values before a batch: its size in bytes, updates so far
 
 
@@ -49,6 +50,11 @@ class PartSettings:
     part: int
     memory: int
     refusals: int
+
+
+def write_refusal(descriptor: int, refusal: Refusal) -> None:
+    """Add ``refusal`` to the file of the refusals of a replica's parts."""
+    os.write(descriptor, f"{refusal}\0".encode())  # at the offset that all parts share
 
 
 class PartsOfReplica:
@@ -186,8 +192,8 @@ class PartProcesses:
 
     def refusal(self) -> str:
         """Why the first of the other parts that refused did; empty if none has."""
-        self._refusals.seek(0)
-        return self._refusals.readline().decode().rstrip("\n")
+        written = os.pread(self._refusals.fileno(), _REFUSALS_BYTES, 0)
+        return written.decode(errors="replace").partition("\0")[0]
 
     def close(self) -> None:
         for process in self._processes:

@@ -338,8 +338,8 @@ def _names(like: Any) -> Iterator[str]:
 
 
 def command_for(verb: str, folder: Path, command_prefix: str = "") -> str:
-    """The command of this verb for a run folder. command_prefix: that of the run's launcher (see
-    ``Launcher``), by which alone it is resumed."""
+    """The command of this verb for a run folder. command_prefix: what a command that
+    resumes the run begins with (see ``Launcher``)."""
     return f"{command_prefix if verb == 'resume' else ''}murmurate {verb} {quoted(folder)}"
 
 

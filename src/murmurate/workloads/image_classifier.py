@@ -56,7 +56,7 @@ class ImageClassifier(LearnerConfig):
     label_smoothing: share of each label that is spread over all classes. mixup: alpha of the Beta
         distribution of the shares with which pairs of images are mixed; 0: no mixing.
     class_weights: ``balanced``: the loss of an image is divided by the number of training images of its
-        class, relative to the mean over all classes, for classes of unequal size; or ``none``.
+        class, relative to the mean over the classes that have any, for classes of unequal size; or ``none``.
     batch_norm: statistics are of the replica's own batch (local), of all replicas' batches (replicas), or of
         ``ghost`` images of the own batch at a time (ghost). ghost: number of images for batch_norm ghost.
     pixel_mean, pixel_std: mean and standard deviation by which pixels, scaled to 0 to 1, are normalised; one
@@ -140,9 +140,13 @@ class ClassifierLearner:
         self.config = config = config.resolved(spec, context.device)
         self.device, self.seed, self.rank = context.device, context.seed, context.rank
         self.classes = spec.actions
-        self._class_weights: Tensor | None = None
-        if config.class_weights == "balanced" and spec.class_counts:
-            self._class_weights = balanced_weights(spec.class_counts).to(context.device)
+        counts = spec.class_counts if config.class_weights == "balanced" else None
+        if counts == ():
+            raise Refusal(
+                "this data set does not say how many images each class has (EnvSpec.class_counts), by which "
+                "--agent.class-weights balanced weights them. Leave it out."
+            )
+        self._class_weights = None if counts is None else balanced_weights(counts).to(context.device)
         self.net = ResNet(
             config.net,
             _image_shape(spec),
@@ -191,11 +195,6 @@ class ClassifierLearner:
         return {self.replica.name: self.replica}
 
     def learn(self, batch: Batch) -> Outcome:
-        if self.config.class_weights == "balanced" and self._class_weights is None:
-            raise Refusal(
-                "this data set does not say how many images each class has (EnvSpec.class_counts), by which "
-                "--agent.class-weights balanced weights them. Leave it out."
-            )
         data: ImageBatch = batch.data
         labels, clock = data.labels.to(self.device), self.clock
         images, other_labels, share = self._mixed(self._normalised(data.images), labels)
