@@ -24,21 +24,27 @@ class InlineScripts(ScriptLauncher):
     name = "inline"
 
     def run(self, settings: ScriptSettings) -> list[Any]:
-        fabric = SimulatedFabric(settings.members, settings.seed, keep_log=False, coroutines="threads")
-        out = ByThread(sys.stdout)
-        streams = [stdout_of(settings.output, rank) for rank in range(settings.members)]
+        return run_in_threads(settings, settings.seed)
 
-        def run_member(fabric: Fabric) -> Any:
-            out.streams[threading.get_ident()] = streams[fabric.rank]
-            try:
-                with ended(streams[fabric.rank]):
-                    return settings.run_member(fabric)
-            except Refusal:
-                raise
-            except (Exception, SystemExit) as error:
-                raise RunFailed(failure(settings.name_of(fabric.rank), Exit.failed(error))) from error
 
-        with keeping_threads(), contextlib.redirect_stdout(out):
-            torch.set_num_threads(settings.threads)
-            results = fabric.run([run_member] * settings.members)
-        return [results[settings.members_of(replica)[0]] for replica in range(settings.replicas)]
+def run_in_threads(settings: ScriptSettings, seed: int) -> list[Any]:
+    """Run the members as threads of this process, one at a time, and return the results of the replicas, by
+    rank. seed: of the order in which they take turns. Raises as ``murmurate.run`` says."""
+    fabric = SimulatedFabric(settings.members, seed, keep_log=False, coroutines="threads")
+    out = ByThread(sys.stdout)
+    streams = [stdout_of(settings.output, rank) for rank in range(settings.members)]
+
+    def run_member(fabric: Fabric) -> Any:
+        out.streams[threading.get_ident()] = streams[fabric.rank]
+        try:
+            with ended(streams[fabric.rank]):
+                return settings.run_member(fabric)
+        except Refusal:
+            raise
+        except (Exception, SystemExit) as error:  # it also ends those who wait for this one
+            raise RunFailed(failure(settings.name_of(fabric.rank), Exit.failed(error))) from error
+
+    with keeping_threads(), contextlib.redirect_stdout(out):
+        torch.set_num_threads(settings.threads)
+        results = fabric.run([run_member] * settings.members)
+    return [results[settings.members_of(replica)[0]] for replica in range(settings.replicas)]

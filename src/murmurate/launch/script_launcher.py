@@ -62,9 +62,8 @@ class ScriptLauncher(ABC):
         A member that has a process of its own calls ``settings.run_to_exit(fabric, out)``, with its fabric
         and a stream for its output; an error that this raises is made an Exit by ``Exit.failed``, and
         ``settings.result_of`` makes the member's result of its Exit. Members that are threads of one process
-        share its stdout and torch's settings, which ``run_to_exit`` would change for all of them: they call
-        ``settings.run_member(fabric)``, whose result is the member's, while ``sys.stdout`` is a ``ByThread``
-        and within ``keeping_threads`` (see ``InlineScripts``).
+        share its stdout and torch's settings, which ``run_to_exit`` would change for all of them:
+        ``script_inline.run_in_threads`` runs these.
 
         ``settings.results`` makes the results of the replicas of all members' results. Once a member has
         ended with an error, the others must be told, and ended, or they would wait for it. Its error is to be
