@@ -16,6 +16,7 @@ from murmurate.bench import mapping_table
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.fpga import learner_area, place_and_route, tools
+from murmurate.fpga.learner_model import choose
 from murmurate.fpga.model import ReplayManagerModel, table
 from murmurate.fpga.shape import TreeShape
 
@@ -160,6 +161,28 @@ def test_each_unit_of_the_learner_can_be_placed(
     assert designs[0].count("cell $mul ") == multipliers
 
 
+def test_a_whole_learner_can_be_placed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
+    designs: list[str] = []
+    monkeypatch.setattr(learner_area, "synthesized", lambda folder, rtlil: designs.append(rtlil) or {})
+    area = dict.fromkeys(("lut", "ff", "bram", "dsp"), 1) | {"mhz": 2.0}
+    monkeypatch.setattr(learner_area, "routed", lambda *arguments: area)
+    monkeypatch.setattr(learner_area, "tool_versions", dict)
+    words = ["fpga", "learner-pnr", "--layers", "2,3,2", "--batch", "8", "--multipliers", "20"]
+    assert main([*words, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    model = choose((2, 3, 2), 8, clock_hz=2e6, dsps=20)
+    assert (row["multipliers"], row["cycles"]) == (model.dsps, model.gradient_step_cycles(8))
+    assert row["microseconds"] == pytest.approx(model.gradient_step_seconds(8) * 1e6)
+    assert main(words) == 0
+    assert f"{row['cycles']} cycles" in capsys.readouterr().out
+    assert designs[0] == designs[1]
+    # each of the units' multipliers; the simulator's own test says that they give the right numbers
+    assert designs[0].count("cell $mul ") >= model.dsps
+
+
 def test_the_clock_of_whole_designs_is_that_of_the_slowest_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     units = [{"unit": kind, "mhz": mhz} for kind, mhz in (("tensor", 91.3), ("outer", 80.5), ("update", 200))]
     monkeypatch.setattr(learner_area, "measured_units", lambda: units)
@@ -192,11 +215,12 @@ def test_what_is_no_tree_is_refused_with_what_would_be(
     assert cause in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["generate", "simulate", "pnr"])
+@pytest.mark.parametrize("verb", ["generate", "simulate", "pnr", "learner", "learner-pnr"])
 def test_hardware_without_the_tools_is_refused(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "murmurate.fpga.manager", None)  # its import fails, as without Amaranth
+    for module in ("manager", "pipeline"):
+        monkeypatch.setitem(sys.modules, f"murmurate.fpga.{module}", None)  # as without Amaranth
     monkeypatch.setattr(tools, "_TOOLS", ("no-such-package",))
     assert main(["fpga", verb]) == 2
     assert "pip install 'murmurate[fpga" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import statistics
 import time
+from collections import Counter
 from typing import Annotated, Any
 
 import gymnasium
@@ -17,7 +18,8 @@ from murmurate.bench._result import Log, spread
 from murmurate.fpga.learner import EmulatedLearner
 from murmurate.fpga.learner_area import slowest_unit
 from murmurate.fpga.learner_model import choose
-from murmurate.ranges import PositiveInt, Range
+from murmurate.fpga.pipeline_simulation import SimulatedPipeline
+from murmurate.ranges import NonNegativeInt, PositiveInt, Range
 
 NAME = "fpga-learner"
 SUMMARY = "evaluation return of CartPole learned in fixed point, as the FPGA pipeline computes it"
@@ -42,7 +44,9 @@ class FpgaLearnerPlan:
     of the learning rate. episodes: number of episodes of the final evaluation.
 
     stochastic: whether updates of weights are rounded stochastically, without bias. Otherwise they are
-    rounded to the nearest, as all other numbers always are.
+    rounded to the nearest, as all other numbers always are. hardware_steps: number of the first seed's
+    gradient steps that the simulated hardware makes, too (about one a second), and whose weights and TD
+    errors are compared.
     """
 
     seeds: PositiveInt = 2
@@ -50,9 +54,10 @@ class FpgaLearnerPlan:
     rate_shift: Annotated[int, Range(0, 31)] = 2
     episodes: PositiveInt = 100
     stochastic: bool = True
+    hardware_steps: NonNegativeInt = 20
 
 
-QUICK, FULL = FpgaLearnerPlan(), FpgaLearnerPlan(seeds=10)
+QUICK, FULL = FpgaLearnerPlan(), FpgaLearnerPlan(seeds=10, hardware_steps=500)
 
 
 def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
@@ -61,10 +66,13 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
     Every 2,500 env steps, 30 episodes are played greedily. A run stops when their mean return is at least
     490, or after ``env_steps``. The weights with the best mean play the final episodes, in environments with
     other seeds.
+
+    ``hardware``: of the gradient steps that the simulated hardware made, how many there were, how many gave
+    other numbers than the emulation, and their cycles.
     """
-    runs = []
+    runs, hardware = [], _Hardware(plan.hardware_steps)
     for seed in range(plan.seeds):
-        runs.append(run := train(plan, seed))
+        runs.append(run := train(plan, seed, hardware))
         log(f"seed {seed}: {run['return']:.1f} after {run['env_steps']:,} env steps, {run['seconds']:.0f} s")
     returns = [run["return"] for run in runs]
     return {
@@ -75,7 +83,44 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
         "env_steps": spread([float(run["env_steps"]) for run in runs]),
         "runs": runs,
         "modelled": modelled(_BATCH),
+        "hardware": hardware.result(),
     }
+
+
+class _Hardware:
+    """The pipelines of ``modelled``, simulated, and compared with the emulation in the first ``steps``
+    gradient steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._left, self._model = steps, choose(_LAYERS, _BATCH, clock_hz=1.0)
+        self._simulated: SimulatedPipeline | None = None
+        self._mismatches, self._cycles = 0, Counter[int]()
+
+    def step(self, learner: EmulatedLearner, *transitions: Tensor) -> None:
+        """A gradient step of ``learner``."""
+        if self._left and self._simulated is None:
+            self._simulated = SimulatedPipeline(learner, self._model.units, _BATCH)
+        found = learner.step(*transitions)
+        if self._left and self._simulated is not None:
+            simulated = self._simulated.step(*transitions)
+            same = [simulated.td_error.equal(found.td_error)]
+            same += map(torch.equal, self._simulated.masters, learner.masters)
+            self._mismatches += not all(same)
+            self._cycles[simulated.cycles] += 1
+            self._left -= 1
+
+    @property
+    def pipelines(self) -> int:
+        return self._model.dp
+
+    def result(self) -> dict[str, Any]:
+        """``cycles``: the least and the greatest of a gradient step; None without steps."""
+        counted = sorted(self._cycles)
+        return {
+            "steps": self._cycles.total(),
+            "mismatches": self._mismatches,
+            "cycles": {"least": counted[0], "greatest": counted[-1]} if counted else None,
+        }
 
 
 def modelled(batch: int) -> dict[str, Any]:
@@ -95,13 +140,17 @@ def modelled(batch: int) -> dict[str, Any]:
     }
 
 
-def train(plan: FpgaLearnerPlan, seed: int) -> dict[str, Any]:
+def train(plan: FpgaLearnerPlan, seed: int, hardware: _Hardware) -> dict[str, Any]:
     """One run: final ``return`` (mean of the episodes), ``env_steps``, ``seconds`` (without the final
     evaluation), and ``saturated``, the share of numbers that did not fit their format in gradient steps, by
     stage."""
     generator, explorer = torch.Generator().manual_seed(seed), random.Random(seed)
     learner = EmulatedLearner(
-        _LAYERS, rate_shift=plan.rate_shift, generator=generator, stochastic=plan.stochastic
+        _LAYERS,
+        rate_shift=plan.rate_shift,
+        generator=generator,
+        pipelines=hardware.pipelines,  # whatever their number, the results are the same
+        stochastic=plan.stochastic,
     )
     size = plan.env_steps
     observations, next_observations = torch.zeros(size, 4), torch.zeros(size, 4)
@@ -125,7 +174,8 @@ def train(plan: FpgaLearnerPlan, seed: int) -> dict[str, Any]:
         drawn = torch.randint(step, (_BATCH,), generator=generator)
         best_action = learner.values(next_observations[drawn]).argmax(1, keepdim=True)
         next_value = learner.values(next_observations[drawn], target).gather(1, best_action)[:, 0]
-        learner.step(observations[drawn], actions[drawn], _REWARD + discounts[drawn] * next_value)
+        target_value = _REWARD + discounts[drawn] * next_value
+        hardware.step(learner, observations[drawn], actions[drawn], target_value)
         if step % _TARGET_EVERY == 0:
             target = learner.weights
         if step % _CHECK_EVERY == 0:

@@ -1,4 +1,4 @@
-"""``murmurate fpga``: a prioritized replay's manager as hardware."""
+"""``murmurate fpga``: a prioritized replay's manager, and the learner, as hardware."""
 
 from __future__ import annotations
 
@@ -53,6 +53,18 @@ def add_verbs(verbs: Any) -> None:
     option(pnr, "--seed", count, 1, "seed of the placement")
     option(pnr, "--target-mhz", number_argument(PositiveFloat), 150.0, "clock that is aimed at")
     verb("report", "the committed results of place and route", _report, tree=False)
+    learner = verb("learner", "write the learner's pipelines as Verilog", _learner, tree=False)
+    option(learner, "--out", Path, Path("learner.v"), "the file")
+    learner_pnr = verb("learner-pnr", "place and route the learner (up to an hour)", _learner_pnr, tree=False)
+    for parser in (learner, learner_pnr):
+        option(parser, "--layers", _layers, "4,8,8,2", "widths of all layers of neurons, inputs to actions")
+        option(parser, "--batch", count, 64, "samples of a gradient step; a power of two")
+        option(parser, "--rate-shift", non_negative, 2, "-log2 of the learning rate")
+        option(parser, "--multipliers", count, 156, "the most that may be used")
+
+
+def _layers(word: str) -> tuple[int, ...]:
+    return tuple(map(number_argument(PositiveInt), word.split(",")))
 
 
 def _shape(options: argparse.Namespace) -> Any:
@@ -62,10 +74,10 @@ def _shape(options: argparse.Namespace) -> Any:
 
 
 def _generate(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.fpga.verilog import verilog
+    from murmurate.fpga.verilog import rtlil, verilog
 
     shape = _shape(options)
-    text = verilog(shape, options.row_bits)  # refuses what is not installed
+    text = verilog(rtlil(shape, options.row_bits))  # refuses what is not installed
 
     from murmurate.fpga.manager import ReplayManager
 
@@ -131,6 +143,66 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(table()))
     else:
         _show(list(table()))
+    return 0
+
+
+def _chosen_learner(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The fastest design with at most ``--multipliers``, and its emulation."""
+    import torch
+
+    from murmurate.fpga.learner import EmulatedLearner
+    from murmurate.fpga.learner_model import choose
+
+    model = choose(options.layers, options.batch, clock_hz=1.0, dsps=options.multipliers)
+    learner = EmulatedLearner(
+        options.layers,
+        rate_shift=options.rate_shift,
+        generator=torch.Generator(),
+        pipelines=model.dp,
+        stochastic=True,
+    )
+    return model, learner
+
+
+def _learner(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.fpga.verilog import learner_rtlil, verilog
+
+    model, learner = _chosen_learner(options)
+    text = verilog(learner_rtlil(learner, model.units, options.batch))
+    options.out.write_text(text)
+    facts = {
+        "out": str(options.out),
+        "lines": text.count("\n"),
+        "pipelines": model.dp,
+        "units": [[unit.rows, unit.columns] for unit in model.units],
+        "multipliers": model.dsps,
+        "cycles": model.gradient_step_cycles(options.batch),
+    }
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        print(
+            f"{options.out}: {facts['lines']:,} lines; pipelines: {model.dp}, multipliers: {model.dsps}; a "
+            f"gradient step on {options.batch} samples takes {facts['cycles']:,} cycles"
+        )
+    return 0
+
+
+def _learner_pnr(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.fpga.learner_area import place_and_route_learner
+
+    model, learner = _chosen_learner(options)
+    row = place_and_route_learner(learner, model.units, options.batch)
+    cycles = model.gradient_step_cycles(options.batch)
+    row |= {"multipliers": model.dsps, "cycles": cycles, "microseconds": cycles / row["mhz"]}
+    if options.json:
+        print(json.dumps(row))
+    else:
+        print(
+            f"{row['lut']:,} LUT, {row['ff']:,} FF, {row['bram']} block RAM, {row['dsp']} DSP, "
+            f"{row['mhz']:g} MHz (static timing, no board): {cycles:,} cycles, {row['microseconds']:.2f} us "
+            "a gradient step"
+        )
     return 0
 
 

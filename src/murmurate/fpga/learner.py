@@ -1,4 +1,5 @@
-"""Emulates the learner's pipeline: fixed point, bit by bit as its hardware (Zhang 2022, section 4.2.2.3).
+"""Emulates the learner's pipelines: fixed point, bit by bit as ``LearnerPipeline`` (Zhang 2022, section
+4.2.2.3).
 
 Its stages: FW (forward pass), LOSS, BW (backward pass), WA (gradients of weights), and WU (weight update).
 """
@@ -188,20 +189,7 @@ class EmulatedLearner:
         pipelines, too large for an accumulator, or such that gradients would be shifted too far.
         """
         n, size, count = self.numbers, len(observation), self.saturations["inputs"]
-        if not _is_power_of_two(size) or not self.pipelines <= size <= n.largest_batch:
-            raise Refusal(
-                f"a batch of {size} on {self.pipelines} pipelines: hardware divides by shifting, and its "
-                f"sums have {n.accumulator_bits} bits. Use a power of two from {self.pipelines} to "
-                f"{n.largest_batch}."
-            )
-        shift = self.update_shift(size)
-        if not 1 <= shift <= n.accumulator_bits:
-            nearest = min(max(shift, 1), n.accumulator_bits)
-            raise Refusal(
-                f"rate_shift {self.rate_shift} and a batch of {size} shift gradients right by {shift} bits, "
-                f"and hardware by 1 to {n.accumulator_bits}. Use a rate_shift of "
-                f"{self.rate_shift + nearest - shift}, or a {'larger' if shift < 1 else 'smaller'} batch."
-            )
+        self.checked_shift(size)
         inputs = quantise(observation, n.activation, count=count)
         targets = quantise(target, n.activation, count=count)
         share = size // self.pipelines
@@ -223,6 +211,25 @@ class EmulatedLearner:
         weight."""
         n = self.numbers
         return self.rate_shift + batch.bit_length() - 1 - (n.master - n.activation - n.error)
+
+    def checked_shift(self, batch: int) -> int:
+        """``update_shift`` for a batch of that size. Raises Refusal if hardware cannot learn from it: see
+        ``step``."""
+        n, shift = self.numbers, self.update_shift(batch)
+        if not _is_power_of_two(batch) or not self.pipelines <= batch <= n.largest_batch:
+            raise Refusal(
+                f"a batch of {batch} on {self.pipelines} pipelines: hardware divides by shifting, and its "
+                f"sums have {n.accumulator_bits} bits. Use a power of two from {self.pipelines} to "
+                f"{n.largest_batch}."
+            )
+        if not 1 <= shift <= n.accumulator_bits:
+            nearest = min(max(shift, 1), n.accumulator_bits)
+            raise Refusal(
+                f"rate_shift {self.rate_shift} and a batch of {batch} shift gradients right by {shift} bits, "
+                f"and hardware by 1 to {n.accumulator_bits}. Use a rate_shift of "
+                f"{self.rate_shift + nearest - shift}, or a {'larger' if shift < 1 else 'smaller'} batch."
+            )
+        return shift
 
     def update(self, gradients: list[Tensor], batch: int) -> None:
         """WU: updates the weights of each layer one after another, in the order of rows."""

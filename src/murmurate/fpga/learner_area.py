@@ -1,4 +1,4 @@
-"""Area and clock of one of the learner's units on an ECP5, by Yosys and nextpnr."""
+"""Area and clock of the learner, or of one of its units, on an ECP5, by Yosys and nextpnr."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fpga.learner import EmulatedLearner
 from murmurate.fpga.learner_model import Unit
 from murmurate.fpga.tools import routed, synthesized, tool_versions
+from murmurate.fpga.verilog import measured_learner_rtlil
 
 _DEVICE = ("lfe5u-85f", "--85k", "--package", "CABGA756", "--speed", "6")
 _SEED, _TARGET_MHZ = 1, 150.0
@@ -42,15 +44,27 @@ def place_and_route_unit(rows: int, columns: int, kind: str = "tensor") -> dict[
         raise Refusal(f"there is no unit '{kind}'. Use --unit {' or '.join(UNITS)}.")
     if kind == "update" and unit != Unit(1, 1):
         raise Refusal(f"a weight update of {rows} x {columns}, and it updates one weight a cycle: give 1 1.")
+    size = {"unit": kind, "rows": unit.rows, "columns": unit.columns}
+    return size | _placed(lambda: _framed(kind, unit))
+
+
+def place_and_route_learner(learner: EmulatedLearner, units: Sequence[Unit], batch: int) -> dict[str, Any]:
+    """The same of a whole ``LearnerPipeline``, with ``layers``, ``batch`` and ``pipelines``. May take an
+    hour.
+
+    Raises Refusal as ``LearnerPipeline`` does and without the tools, and RunFailed if it does not fit.
+    """
+    size = {"layers": list(learner.layers), "batch": batch, "pipelines": learner.pipelines}
+    return size | _placed(lambda: measured_learner_rtlil(learner, units, batch))
+
+
+def _placed(rtlil: Callable[[], str]) -> dict[str, Any]:
     versions = tool_versions()
     with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
         folder = Path(name)
-        netlist = synthesized(folder, _framed(kind, unit))
+        netlist = synthesized(folder, rtlil())
         area_and_clock = routed(folder, netlist, _DEVICE[1:], _SEED, _TARGET_MHZ)
     return {
-        "unit": kind,
-        "rows": unit.rows,
-        "columns": unit.columns,
         "device": _DEVICE[0],
         "speed": 6,
         "seed": _SEED,

@@ -18,6 +18,11 @@ Item = TypeVar("Item")
 LFE5U_85F_DSPS = 156  # multipliers (MULT18X18D) of an LFE5U-85F
 LFE5U_85F_BLOCK_RAMS = 208  # block RAMs (DP16KD) of an LFE5U-85F
 BLOCK_RAM_BITS = 18 * 1_024
+# cycles of LearnerPipeline
+_PASS_ON = 3  # a result of FW or BW is narrowed, written, and read by the next stage
+_BEGIN = 2  # a step begins with the first sample, which is read when FW's first tile has been loaded
+_LOSS = 4  # outputs are read, compared with the target, and become errors, which are written and read
+_UPDATE = 3  # a gradient is read and chosen from its row, and the weight is updated
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,12 @@ def memory_bits(layers: Sequence[int], batch: int) -> int:
 class LearnerModel:
     """DP pipelines of FW, LOSS, BW and WA (see ``learner``) with a unit for each of ``stages(layers)``.
 
-    A tile of weights is loaded once for all samples of a sub-batch, the first tile of a stage while the stage
-    waits. A stage begins when the stage before has sent its first complete row; WA of a layer begins with BW
-    of that layer. clock_provenance: whether ``clock_hz`` is ``measured-pnr`` (from place and route) or
-    ``assumed``.
+    A tile of weights is loaded once for all samples of a sub-batch, the first tile of a stage while the
+    stage waits. A stage begins when the stage before has sent its first complete row; WA of a layer
+    begins with BW of that layer. The cycles are those of ``LearnerPipeline`` in simulation.
+    clock_provenance: whether ``clock_hz`` is ``measured-pnr`` (from place and route) or ``assumed``.
 
-    The model leaves out the forward pass of the target net, the link to the host, and what only ``learner``
-    has: narrowing of sums to 16 bits, ReLU and its mask in BW, and the constant 1 after activations.
+    The model leaves out the forward pass of the target net and the link to the host.
 
     Raises Refusal unless there is a unit for each stage, and for values out of range.
     """
@@ -113,22 +117,22 @@ class LearnerModel:
         return self.dp * sum(unit.dsps for unit in self.units)
 
     def gradient_step_cycles(self, batch: int) -> int:
-        """Cycles of loading FW's first tile, of FW, LOSS, BW and WA up to the last row of a gradient, of the
-        sum over pipelines, and of the weight update.
+        """Cycles from the first offer of a sample to the last new weight: of loading FW's first tile, of FW,
+        LOSS, BW and WA up to the last row of a gradient, of the sum over pipelines, and of the weight update.
 
         Sum and update work on one weight per cycle in each layer, on all layers at once; the sum over DP
         pipelines is a tree of adders in front of the update, log2 DP stages deep.
         """
         share, shapes = math.ceil(batch / self.dp), stages(self.layers)
         own = [_own_cycles(*shape, unit, share) for shape, unit in zip(shapes, self.units, strict=True)]
-        forward, backward, gradient = _by_kind(own)
-        errors = self.units[0].rows + sum(forward) + 1  # when a layer's first errors arrive; 1: LOSS
+        forward, backward, gradient = by_kind(own)
+        errors = _BEGIN + self.units[0].rows + sum(forward) + _LOSS  # a layer's first errors arrive
         end = errors + gradient[0]
         for layer_backward, layer_gradient in zip(backward, gradient[1:], strict=True):
             errors += layer_backward
             end = max(end, errors + layer_gradient)
         weights = max((k + 1) * n for k, n in pairwise(self.layers))
-        return end + weights + 1 + math.ceil(math.log2(self.dp))
+        return end + weights + _UPDATE + math.ceil(math.log2(self.dp))
 
     def gradient_step_seconds(self, batch: int) -> float:
         return self.gradient_step_cycles(batch) / self.clock_hz
@@ -171,7 +175,7 @@ def choose(
             )
             for stage, (kind, k, n) in enumerate(shapes)
         ]
-        forward, backward, gradient = _by_kind(sizes)
+        forward, backward, gradient = by_kind(sizes)
         path = gradient[-1]
         for layer_backward, layer_gradient in zip(backward[::-1], gradient[-2::-1], strict=True):
             path = _joined(layer_gradient, _joined(layer_backward, path, operator.add, most), max, most)
@@ -182,15 +186,15 @@ def choose(
     return min(models, key=lambda model: model.gradient_step_cycles(batch))
 
 
-def _by_kind(of_stages: list[Item]) -> tuple[list[Item], list[Item], list[Item]]:
+def by_kind(of_stages: list[Item]) -> tuple[list[Item], list[Item], list[Item]]:
     """``of_stages``, which has an item for each of ``stages``, by FW, BW and WA."""
     layers = (len(of_stages) + 1) // 3
     return of_stages[:layers], of_stages[layers : 2 * layers - 1], of_stages[2 * layers - 1 :]
 
 
 def _own_cycles(kind: str, k: int, n: int, unit: Unit, share: int) -> int:
-    """Cycles from a stage's first row of input to its first row of output, or for WA to its last."""
-    return (outer_cycles if kind == "WA" else first_row_cycles)(unit, share, k, n)
+    """Cycles from a stage's first row of input to that of the next stage, or for WA to its last output."""
+    return outer_cycles(unit, share, k, n) if kind == "WA" else first_row_cycles(unit, share, k, n) + _PASS_ON
 
 
 def _joined(

@@ -9,7 +9,7 @@ from typing import Any
 from murmurate.errors import Refusal
 from murmurate.fpga.shape import TreeShape
 
-_PERIOD_SECONDS = 1e-8  # period of the simulated clock; its value does not matter, as only cycles are counted
+PERIOD_SECONDS = 1e-8  # period of the simulated clock; its value does not matter, as only cycles are counted
 
 
 class SimulatedManager:
@@ -39,7 +39,7 @@ class SimulatedManager:
         self._indices: list[tuple[int, bool, int]] = []
         self._total = 0
         self._simulator = Simulator(self.dut)
-        self._simulator.add_clock(_PERIOD_SECONDS)
+        self._simulator.add_clock(PERIOD_SECONDS)
         self._simulator.add_testbench(self._drive, background=True)
         self._until = 0  # cycle at which the simulation pauses
 
@@ -73,7 +73,7 @@ class SimulatedManager:
 
     def _run(self, cycles: int) -> None:
         self._until += cycles
-        self._simulator.run_until(self._until * _PERIOD_SECONDS)
+        self._simulator.run_until(self._until * PERIOD_SECONDS)
 
     def update(self, indices: Sequence[int], priorities: Sequence[int], rows: Sequence[int] = ()) -> None:
         """Set priorities (and rows, by default 0), one per cycle, and wait until the total contains them.

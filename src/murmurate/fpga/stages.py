@@ -1,0 +1,203 @@
+"""Stages of the learner's pipeline: a tensor unit, and the tiles that it works on one after another.
+
+Each reads a row of its inputs from a memory that the stage before fills, as soon as the row is complete,
+and once for every tile. A row that is read arrives one cycle after its address. Cycles are those of
+``learner_model``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
+from amaranth.lib import wiring
+from amaranth.lib.data import ArrayLayout
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from murmurate.fpga.fixed_point import OPERAND_BITS
+from murmurate.fpga.learner_model import Unit
+from murmurate.fpga.tensor_unit import OuterUnit, TensorUnit
+
+
+def row_address(rows: int) -> int:
+    """Bits of the address of one of ``rows`` rows, at least 1."""
+    return max(1, (rows - 1).bit_length())
+
+
+class ProductStage(wiring.Component):
+    """FW or BW of a layer: [M, K] @ [K, N] by a ``TensorUnit`` of R x C.
+
+    Tiles of the matrix follow one another from the top to the bottom, then from the left to the right.
+    The sums of a tile wait in a queue for the tile below it, as its partial sums. Parts of a tile outside
+    of the matrix are 0.
+
+    start: begin, by loading the first tile. available: how many rows of inputs are complete. weight_row,
+    weights: address and contents of a row of the matrix. row, x: address and contents of a row of inputs.
+    valid: ``sums`` holds C of the results of row ``sums_row``, those from column C * ``sums_tile``
+    on.
+    """
+
+    def __init__(self, m: int, k: int, n: int, unit: Unit, accumulator_bits: int) -> None:
+        self.m, self.k, self.n, self.unit, self.bits = m, k, n, unit, accumulator_bits
+        self.row_tiles, self.column_tiles = math.ceil(k / unit.rows), math.ceil(n / unit.columns)
+        super().__init__(
+            {
+                "start": In(1),
+                "available": In(range(m + 1)),
+                "weight_row": Out(row_address(k)),
+                "weights": In(ArrayLayout(signed(OPERAND_BITS), n)),
+                "row": Out(row_address(m)),
+                "x": In(ArrayLayout(signed(OPERAND_BITS), k)),
+                "valid": Out(1),
+                "sums": Out(ArrayLayout(signed(accumulator_bits), unit.columns)),
+                "sums_row": Out(row_address(m)),
+                "sums_tile": Out(range(self.column_tiles)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m, rows, columns = Module(), self.unit.rows, self.unit.columns
+        m.submodules.unit = unit = TensorUnit(rows, columns, self.bits)
+        top = Signal(range(self.row_tiles * rows))  # the first row of the tile
+        tile_row, tile_column = Signal(range(self.row_tiles)), Signal(range(self.column_tiles))
+        count = Signal(range(max(rows, self.m, rows + columns)))
+        load, feed = Signal(), Signal()
+        next_weight = Signal(range(self.row_tiles * rows))
+        bottom, rightmost = tile_row == self.row_tiles - 1, tile_column == self.column_tiles - 1
+        m.d.comb += [
+            next_weight.eq(top + (rows - 1) - count),
+            self.weight_row.eq(next_weight),
+            self.row.eq(count),
+        ]
+        with m.FSM():
+            with m.State("idle"):
+                with m.If(self.start):
+                    m.d.sync += [top.eq(0), tile_row.eq(0), tile_column.eq(0), count.eq(0)]
+                    m.next = "load"
+            with m.State("load"):
+                m.d.comb += load.eq(1)
+                m.d.sync += count.eq(count + 1)
+                with m.If(count == rows - 1):
+                    m.d.sync += count.eq(0)
+                    m.next = "feed"
+            with m.State("feed"):
+                m.d.comb += feed.eq(self.available > count)
+                with m.If(feed):
+                    m.d.sync += count.eq(count + 1)
+                    with m.If(count == self.m - 1):
+                        m.d.sync += count.eq(0)
+                        m.next = "drain"
+            with m.State("drain"):  # until the last row has left the array
+                m.d.sync += count.eq(count + 1)
+                with m.If(count == rows + columns - 2):
+                    m.d.sync += count.eq(0)
+                    m.next = "load"
+                    with m.If(~bottom):
+                        m.d.sync += [top.eq(top + rows), tile_row.eq(tile_row + 1)]
+                    with m.Else():
+                        m.d.sync += [top.eq(0), tile_row.eq(0), tile_column.eq(tile_column + 1)]
+                        with m.If(rightmost):
+                            m.next = "idle"
+
+        inside, arrived = Signal(), Signal()
+        m.d.sync += [unit.weights.valid.eq(load), inside.eq(next_weight < self.k), arrived.eq(feed)]
+        m.d.comb += [unit.inputs.valid.eq(arrived), unit.sums.ready.eq(1)]
+        for j in range(columns):
+            weight = chosen(self.weights, j, columns, tile_column)
+            m.d.comb += unit.weights.payload[j].eq(Mux(inside, weight, 0))
+        for i in range(rows):
+            m.d.comb += unit.inputs.payload.x[i].eq(chosen(self.x, i, rows, tile_row))
+        # the last sums of a tile leave in the first cycle of the next one
+        from_bottom = Signal()
+        m.d.sync += [from_bottom.eq(bottom), self.sums_tile.eq(tile_column)]
+        if self.row_tiles > 1:
+            # one place more: a row may arrive while the one before it moves to the output register
+            m.submodules.partial = queue = SyncFIFOBuffered(width=columns * self.bits, depth=self.m + 1)
+            m.d.comb += [
+                queue.w_data.eq(unit.sums.payload.as_value()),
+                queue.w_en.eq(unit.sums.valid & ~from_bottom),
+                queue.r_en.eq(arrived & (tile_row != 0)),
+                unit.inputs.payload.partial.eq(Mux(tile_row != 0, queue.r_data, 0)),
+            ]
+        m.d.comb += [self.valid.eq(unit.sums.valid & from_bottom), self.sums.eq(unit.sums.payload)]
+        with m.If(self.valid):
+            m.d.sync += self.sums_row.eq(Mux(self.sums_row == self.m - 1, 0, self.sums_row + 1))
+        return m
+
+
+class GradientStage(wiring.Component):
+    """WA of a layer: [K, M] @ [M, N], the sum over M samples, by an ``OuterUnit`` of R x C.
+
+    start: begin. available: how many rows of errors are complete (those of the activations are by then).
+    row, a, d: address of a sample, and its activations and errors. busy: not finished. valid: ``sums``
+    holds C of the gradients of row ``sums_row``, those from column C * ``sums_tile`` on; the row may be K
+    or beyond.
+    """
+
+    def __init__(self, m: int, k: int, n: int, unit: Unit, accumulator_bits: int) -> None:
+        self.m, self.k, self.n, self.unit, self.bits = m, k, n, unit, accumulator_bits
+        self.row_tiles, self.column_tiles = math.ceil(k / unit.rows), math.ceil(n / unit.columns)
+        super().__init__(
+            {
+                "start": In(1),
+                "available": In(range(m + 1)),
+                "row": Out(row_address(m)),
+                "a": In(ArrayLayout(signed(OPERAND_BITS), k)),
+                "d": In(ArrayLayout(signed(OPERAND_BITS), n)),
+                "busy": Out(1),
+                "valid": Out(1),
+                "sums": Out(ArrayLayout(signed(accumulator_bits), unit.columns)),
+                "sums_row": Out(range(self.row_tiles * unit.rows)),
+                "sums_tile": Out(range(self.column_tiles)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m, rows, columns = Module(), self.unit.rows, self.unit.columns
+        m.submodules.unit = unit = OuterUnit(rows, columns, self.bits)
+        tile_row, tile_column = Signal(range(self.row_tiles)), Signal(range(self.column_tiles))
+        count = Signal(range(max(self.m, 2 * rows + columns)))
+        feed = Signal()
+        m.d.comb += [self.row.eq(count), self.busy.eq(1)]
+        with m.FSM():
+            with m.State("idle"):
+                m.d.comb += self.busy.eq(0)
+                with m.If(self.start):
+                    m.d.sync += [tile_row.eq(0), tile_column.eq(0), count.eq(0), self.sums_row.eq(0)]
+                    m.next = "feed"
+            with m.State("feed"):
+                m.d.comb += feed.eq(self.available > count)
+                with m.If(feed):
+                    m.d.sync += count.eq(count + 1)
+                    with m.If(count == self.m - 1):
+                        m.d.sync += count.eq(0)
+                        m.next = "drain"
+            with m.State("drain"):  # until the last row of sums has left
+                m.d.sync += count.eq(count + 1)
+                with m.If(count == 2 * rows + columns - 2):
+                    m.d.sync += [count.eq(0), tile_row.eq(tile_row + 1)]
+                    m.next = "feed"
+                    with m.If(tile_row == self.row_tiles - 1):
+                        m.d.sync += [tile_row.eq(0), tile_column.eq(tile_column + 1)]
+                        with m.If(tile_column == self.column_tiles - 1):
+                            m.next = "idle"
+
+        payload, last_row = unit.inputs.payload, self.row_tiles * rows - 1
+        m.d.sync += [unit.inputs.valid.eq(feed), payload.last.eq(count == self.m - 1)]
+        m.d.comb += [payload.a[i].eq(chosen(self.a, i, rows, tile_row)) for i in range(rows)]
+        m.d.comb += [payload.d[j].eq(chosen(self.d, j, columns, tile_column)) for j in range(columns)]
+        m.d.comb += [unit.sums.ready.eq(1), self.valid.eq(unit.sums.valid), self.sums.eq(unit.sums.payload)]
+        m.d.sync += self.sums_tile.eq(tile_column)  # the last row leaves in the first cycle of the next tile
+        with m.If(self.valid):
+            m.d.sync += self.sums_row.eq(Mux(self.sums_row == last_row, 0, self.sums_row + 1))
+        return m
+
+
+def chosen(numbers: Sequence[Value], place: int, size: int, tile: Value) -> Value:
+    """Number ``place`` of the ``tile``-th of the tiles of ``size`` numbers that ``numbers`` are cut into;
+    0 beyond their end."""
+    starts = range(0, len(numbers), size)
+    of_tiles = [numbers[i + place] if i + place < len(numbers) else 0 for i in starts]
+    return Array(of_tiles)[tile] if len(of_tiles) > 1 else of_tiles[0]
