@@ -72,14 +72,15 @@ def test_an_interrupted_bench_measures_nothing_twice(monkeypatch: pytest.MonkeyP
         plan.measure(settings, print)
     assert asked == ["costs", "a rate", "a rate", "a rate"]
     result = plan.measure(settings, print)
-    assert asked == ["costs"] + 5 * ["a rate"], "the third one again, and the fourth"
+    assert asked == ["costs"] + 9 * ["a rate"], "the third one again, the fourth, and both twice again"
     assert result["raw"] == [
-        {"seconds": {"act": 0.1}, "rates": [2.0, 5.0]}, {"seconds": {"act": 0.1}, "rates": [3.0, 6.0]}
+        {"seconds": {"act": 0.1}, "rates": [2.0, 5.0], "again": [7.0, 9.0]},
+        {"seconds": {"act": 0.1}, "rates": [3.0, 6.0], "again": [8.0, 10.0]},
     ]  # fmt: skip
     assert [case["ratio"] for case in result["cases"]] == [10 / 5, 10 / 6]
-    assert result["choice_over_best"] == pytest.approx(6 / 5 - 1)
+    assert result["choice_over_best"] == pytest.approx(10 / 9 - 1)
     assert plan.measure(settings, print) == result
-    assert len(asked) == 6
+    assert len(asked) == 10
 
 
 def test_a_miss_is_slower_than_any_run_that_reaches_the_target() -> None:

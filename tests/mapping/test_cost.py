@@ -129,6 +129,17 @@ def test_the_slowest_stage_limits_a_pipeline() -> None:
     assert predict(run, few_cores).bottleneck == "cores"
 
 
+def test_shared_cores_lose_as_much_as_processes_compute_at_a_time() -> None:
+    run = with_source(recipe("cartpole-dqn"), actors=1, simulators=8)
+    milliseconds = {}
+    for acting in (10, 2):
+        profile = profile_of(run, cores=1, act=line(acting * MILLISECOND), forward=line(10 * MILLISECOND))
+        profile.recipes[key(run)].crowded = 1.5
+        milliseconds[acting] = 1 / predict(run, profile).updates_per_second / MILLISECOND
+    # an actor that computes for a fifth of the time slows the core down by a fifth of what twice as many lose
+    assert milliseconds == {10: pytest.approx(1.5 * 20), 2: pytest.approx(1.1 * 12)}
+
+
 def test_each_record_of_an_actor_is_handed_over() -> None:
     run = recipe("cartpole-dqn")  # 8 env steps for each batch
     profile = profile_of(run, cores=8, act=line(MILLISECOND), forward=line(4 * MILLISECOND))

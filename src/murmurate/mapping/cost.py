@@ -88,8 +88,8 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     if not actors and getattr(run.source, "double_buffer", False) and computing < profile.cores:
         learning -= _overlap(seconds, costs.background)  # another core does it
     total = learning + seconds["waiting"]
-    crowd = _crowd(costs, computing, profile.cores)
     if not actors:
+        crowd = _crowd(costs, computing, profile.cores)
         share = max(1.0, computing / profile.cores)
         rate = 1 / (total * share * crowd)
         bottleneck = "learner" if share == 1 else "cores"
@@ -99,17 +99,17 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     acting = sum(seconds[name] for name in PRIMITIVES if not _is_learner_work(name))
     records = records_of(run, shape)
     handover = seconds["handover"] = costs.handover_seconds * records
-    stages = {
-        "learner": total + handover,
-        "actors": (acting + handover) / actors,
-        "cores": crowd * run.replicas * (threads * learning + acting) / profile.cores,
-    }
+    stages = {"learner": total + handover, "actors": (acting + handover) / actors}
+    # how many threads would compute at a time, if each had a core: learners and actors wait for each other
+    computed = run.replicas * (threads * learning + acting)
+    crowd = _crowd(costs, computed / max(stages.values()), profile.cores)
+    stages["cores"] = crowd * computed / profile.cores
     if computing > profile.cores:
         stages["cores"] += _shared_handover_seconds(costs) * records
     bottleneck = max(stages, key=lambda name: stages[name])
     descheduled = _descheduled(run, computing, profile.cores)
     rate = 1 / (stages[bottleneck] + descheduled)
-    busy = run.replicas * (threads * learning + acting) * rate
+    busy = computed * rate
     own = learning - seconds["exchange"] + handover + descheduled
     least = max(stages["actors"], stages["cores"]) + descheduled
     return _prediction(run, shape, rate, seconds, bottleneck, busy, own, least)
@@ -130,9 +130,9 @@ def _prediction(
     return Prediction(shape.env_steps * updates, updates, seconds, bottleneck, busy, own, least)
 
 
-def _crowd(costs: RecipeCosts, threads: int, cores: int) -> float:
-    """How much slower the cores are because threads share them: 1 up to one thread per core, ``crowded`` from
-    two on, linear in between."""
+def _crowd(costs: RecipeCosts, threads: float, cores: int) -> float:
+    """How much slower the cores are because that many computing threads share them: 1 up to one thread per
+    core, ``crowded`` from two on, linear in between."""
     return 1 + (costs.crowded - 1) * min(max(0.0, threads / cores - 1), 1.0)
 
 
