@@ -215,6 +215,44 @@ def test_what_is_no_tree_is_refused_with_what_would_be(
     assert cause in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["--layers", "4"], "give the widths of at least two"),
+        (["--layers", "4,,2"], "'' is no integer at least 1"),
+        (["--layers", "1024,2"], "a sum of 1025 products may overflow"),
+        (["--batch", "12"], "a batch of 12 on 1 pipelines"),
+        (["--batch", "1"], "Use a rate_shift of 4, or a larger batch."),
+        (["--multipliers", "7"], "8 stages need 8 multipliers at least"),
+    ],
+)
+def test_learners_that_cannot_be_built_are_refused(
+    words: list[str], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
+    assert main(["fpga", "learner", *words]) == 2
+    assert cause in capsys.readouterr().err
+
+
+def test_what_is_generated_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
+    monkeypatch.setattr("murmurate.fpga.verilog.verilog", lambda rtlil: rtlil)
+    out = tmp_path / "learner.v"
+    words = ["fpga", "learner", "--layers", "2,2", "--batch", "8", "--multipliers", "4", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    model = choose((2, 2), 8, clock_hz=1.0, dsps=4)
+    assert told["units"] == [[unit.rows, unit.columns] for unit in model.units]
+    assert told["cycles"] == model.gradient_step_cycles(8)
+    assert "\\learner" in out.read_text()
+    assert main(words) == 0
+    assert f"takes {told['cycles']} cycles" in capsys.readouterr().out
+    assert main(["fpga", "generate", "--leaves", "8", "--out", str(out)]) == 0
+    assert "\\replay_manager" in out.read_text()
+
+
 @pytest.mark.parametrize("verb", ["generate", "simulate", "pnr", "learner", "learner-pnr"])
 def test_hardware_without_the_tools_is_refused(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

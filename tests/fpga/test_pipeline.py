@@ -83,6 +83,61 @@ def test_numbers_saturate_as_in_the_emulation() -> None:
     assert all(learner.saturations[stage].saturated for stage in ("forward", "backward", "weights"))
 
 
+class Hesitant(SimulatedPipeline):
+    """Which offers something to a port in one of four cycles, each port by itself."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.chance = random.Random(0)
+        super().__init__(*arguments)
+
+    def _offers(self) -> bool:
+        return self.chance.random() < 0.25
+
+
+def small_units(layers: tuple[int, ...]) -> tuple[Unit, ...]:
+    return tuple(Unit(-(-k // 2), -(-n // 2)) for _, k, n in stages(layers))
+
+
+def test_whoever_is_late_is_waited_for() -> None:
+    layers = (3, 4, 2)
+    learner = emulated(layers, pipelines=4)
+    hesitant = Hesitant(learner, small_units(layers), 16)
+    prompt = LearnerModel(layers, small_units(layers), 4, 1e8).gradient_step_cycles(16)
+    for seed in range(3):
+        found = hesitant.step(*transitions(layers, 16, seed))
+        expected = learner.step(*transitions(layers, 16, seed))
+        assert found.td_error.tolist() == expected.td_error.tolist()
+        assert [w.tolist() for w in hesitant.masters] == [w.tolist() for w in learner.masters]
+        assert found.cycles > prompt
+
+
+@pytest.mark.parametrize("kind", [SimulatedPipeline, Hesitant])
+def test_a_layer_is_loaded_between_steps_as_a_whole(kind: type[SimulatedPipeline]) -> None:
+    """What is to be loaded during a step waits for its end, and a step for the end of a load, also in its
+    pauses."""
+    layers = (3, 4, 2)
+    other = emulated(layers, seed=1)
+    simulated = kind(emulated(layers), small_units(layers), 8)
+    sizes = [master.numel() for master in other.masters]
+    simulated._queue_samples(*transitions(layers, 8, 0))
+    simulated._run(20)
+    assert len(simulated._samples[0]) < 8, "the step has begun"
+    simulated._queue_weights(other.masters)
+    while [len(weights) for weights in simulated._updated] != sizes:
+        assert len(simulated._loads) == sum(sizes)
+        simulated._run(1)
+    while len(simulated._loads) >= sizes[-1]:
+        simulated._run(1)
+    simulated._queue_samples(
+        *transitions(layers, 8, 1)
+    )  # when the first weight of the last layer is accepted
+    while [len(weights) for weights in simulated._updated] != [3 * size for size in sizes]:
+        simulated._run(1)
+    other.step(*transitions(layers, 8, 1))
+    for given, master in zip(simulated._updated, other.masters, strict=True):
+        assert [weight for weight, _ in given[-master.numel() :]] == master.flatten().tolist()
+
+
 def test_what_cannot_be_built_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     units = tuple(Unit(1, 1) for _ in stages((2, 2)))
     monkeypatch.setattr(
@@ -92,6 +147,12 @@ def test_what_cannot_be_built_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         LearnerPipeline(emulated((2, 2)), units, 12)
     with pytest.raises(Refusal, match="one each"):
         LearnerPipeline(emulated((2, 2)), units[:1], 8)
+    with pytest.raises(Refusal, match="a sum of 512 products may overflow an accumulator of 40 bits"):
+        LearnerPipeline(emulated((511, 2)), units, 8)
+    simulated = SimulatedPipeline(emulated((2, 2)), units, 8)
     with pytest.raises(ValueError, match="batches of 8"):
-        SimulatedPipeline(emulated((2, 2)), units, 8).step(*transitions((2, 2), 4, 0))
+        simulated.step(*transitions((2, 2), 4, 0))
+    observation, action, target = transitions((2, 2), 8, 0)
+    with pytest.raises(ValueError, match="not among the 2 outputs"):
+        simulated.step(observation, action + 1, target)
     gc.collect()

@@ -136,7 +136,7 @@ def test_shared_cores_lose_as_much_as_processes_compute_at_a_time() -> None:
         profile = profile_of(run, cores=1, act=line(acting * MILLISECOND), forward=line(10 * MILLISECOND))
         profile.recipes[key(run)].crowded = 1.5
         milliseconds[acting] = 1 / predict(run, profile).updates_per_second / MILLISECOND
-    # an actor that computes for a fifth of the time slows the core down by a fifth of what twice as many lose
+    # an actor that computes for a fifth of the time costs a fifth of what one that always computes does
     assert milliseconds == {10: pytest.approx(1.5 * 20), 2: pytest.approx(1.1 * 12)}
 
 

@@ -51,11 +51,16 @@ class FpgaModel:
         (observation,), (action,) = spec.observation_shape, spec.action_shape
         hidden = config.hidden
         layers = (observation, hidden, hidden, observation + action, hidden, hidden, 1)
-        left = self.free_bytes - memory_bits(layers, batch) / 8
-        if left < 0:
-            raise Refusal(
-                f"weights, gradients and activations take {memory_bits(layers, batch) / 8:,.0f} bytes, and "
-                f"beside the replay manager {self.free_bytes:,.0f} bytes of block RAM are free."
-            )
+        self._left(layers, batch, 1)  # to choose takes long for nets that are too large
         model = choose(layers, batch, clock_hz=slowest_unit()["mhz"] * 1e6)
+        left = self._left(layers, batch, model.dp)
         return 2 * model.gradient_step_seconds(batch), left
+
+    def _left(self, layers: tuple[int, ...], batch: int, pipelines: int) -> float:
+        taken = memory_bits(layers, batch, pipelines) / 8
+        if taken > self.free_bytes:
+            raise Refusal(
+                f"weights, gradients and activations take {taken:,.0f} bytes, and beside the replay manager "
+                f"{self.free_bytes:,.0f} bytes of block RAM are free."
+            )
+        return self.free_bytes - taken

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import statistics
 import time
-from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import gymnasium
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from murmurate.bench._result import Log, spread
+from murmurate.errors import Refusal
 from murmurate.fpga.learner import EmulatedLearner
 from murmurate.fpga.learner_area import slowest_unit
-from murmurate.fpga.learner_model import choose
+from murmurate.fpga.learner_model import Unit, choose
 from murmurate.fpga.pipeline_simulation import SimulatedPipeline
 from murmurate.ranges import NonNegativeInt, PositiveInt, Range
 
@@ -66,13 +67,10 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
     Every 2,500 env steps, 30 episodes are played greedily. A run stops when their mean return is at least
     490, or after ``env_steps``. The weights with the best mean play the final episodes, in environments with
     other seeds.
-
-    ``hardware``: of the gradient steps that the simulated hardware made, how many there were, how many gave
-    other numbers than the emulation, and their cycles.
     """
-    runs, hardware = [], _Hardware(plan.hardware_steps)
+    runs = []
     for seed in range(plan.seeds):
-        runs.append(run := train(plan, seed, hardware))
+        runs.append(run := train(plan, seed))
         log(f"seed {seed}: {run['return']:.1f} after {run['env_steps']:,} env steps, {run['seconds']:.0f} s")
     returns = [run["return"] for run in runs]
     return {
@@ -83,44 +81,33 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
         "env_steps": spread([float(run["env_steps"]) for run in runs]),
         "runs": runs,
         "modelled": modelled(_BATCH),
-        "hardware": hardware.result(),
     }
 
 
 class _Hardware:
-    """The pipelines of ``modelled``, simulated, and compared with the emulation in the first ``steps``
-    gradient steps."""
+    """The pipelines of ``modelled``, simulated, and compared with ``learner`` in its first ``steps`` gradient
+    steps. ``mismatches``: in how many the weights or TD errors differed. ``cycles``: of each gradient
+    step."""
 
-    def __init__(self, steps: int) -> None:
-        self._left, self._model = steps, choose(_LAYERS, _BATCH, clock_hz=1.0)
-        self._simulated: SimulatedPipeline | None = None
-        self._mismatches, self._cycles = 0, Counter[int]()
+    def __init__(self, learner: EmulatedLearner, units: Sequence[Unit], steps: int) -> None:
+        self.mismatches, self.cycles = 0, list[int]()
+        self._learner, self._steps = learner, steps
+        if steps:
+            try:
+                self._simulated = SimulatedPipeline(learner, units, _BATCH)
+            except Refusal as refusal:
+                raise Refusal(f"{refusal} Without it, use --hardware-steps 0.") from refusal
 
-    def step(self, learner: EmulatedLearner, *transitions: Tensor) -> None:
-        """A gradient step of ``learner``."""
-        if self._left and self._simulated is None:
-            self._simulated = SimulatedPipeline(learner, self._model.units, _BATCH)
-        found = learner.step(*transitions)
-        if self._left and self._simulated is not None:
+    def step(self, *transitions: Tensor) -> None:
+        """A gradient step of the learner."""
+        found = self._learner.step(*transitions)
+        if len(self.cycles) < self._steps:
             simulated = self._simulated.step(*transitions)
-            same = [simulated.td_error.equal(found.td_error)]
-            same += map(torch.equal, self._simulated.masters, learner.masters)
-            self._mismatches += not all(same)
-            self._cycles[simulated.cycles] += 1
-            self._left -= 1
-
-    @property
-    def pipelines(self) -> int:
-        return self._model.dp
-
-    def result(self) -> dict[str, Any]:
-        """``cycles``: the least and the greatest of a gradient step; None without steps."""
-        counted = sorted(self._cycles)
-        return {
-            "steps": self._cycles.total(),
-            "mismatches": self._mismatches,
-            "cycles": {"least": counted[0], "greatest": counted[-1]} if counted else None,
-        }
+            same = simulated.td_error.equal(found.td_error)
+            self.mismatches += not (
+                same and all(map(torch.equal, self._simulated.masters, self._learner.masters))
+            )
+            self.cycles.append(simulated.cycles)
 
 
 def modelled(batch: int) -> dict[str, Any]:
@@ -140,18 +127,21 @@ def modelled(batch: int) -> dict[str, Any]:
     }
 
 
-def train(plan: FpgaLearnerPlan, seed: int, hardware: _Hardware) -> dict[str, Any]:
+def train(plan: FpgaLearnerPlan, seed: int) -> dict[str, Any]:
     """One run: final ``return`` (mean of the episodes), ``env_steps``, ``seconds`` (without the final
-    evaluation), and ``saturated``, the share of numbers that did not fit their format in gradient steps, by
-    stage."""
+    evaluation), ``hardware`` (gradient steps in which its numbers differed from the emulation's, and the
+    cycles of each that it made), and ``saturated``, the share of numbers that did not fit their format in
+    gradient steps, by stage."""
     generator, explorer = torch.Generator().manual_seed(seed), random.Random(seed)
+    model = choose(_LAYERS, _BATCH, clock_hz=1.0)
     learner = EmulatedLearner(
         _LAYERS,
         rate_shift=plan.rate_shift,
         generator=generator,
-        pipelines=hardware.pipelines,  # whatever their number, the results are the same
+        pipelines=model.dp,  # whatever their number, the results are the same
         stochastic=plan.stochastic,
     )
+    hardware = _Hardware(learner, model.units, 0 if seed else plan.hardware_steps)
     size = plan.env_steps
     observations, next_observations = torch.zeros(size, 4), torch.zeros(size, 4)
     actions, discounts = torch.zeros(size, dtype=torch.int64), torch.zeros(size)
@@ -175,7 +165,7 @@ def train(plan: FpgaLearnerPlan, seed: int, hardware: _Hardware) -> dict[str, An
         best_action = learner.values(next_observations[drawn]).argmax(1, keepdim=True)
         next_value = learner.values(next_observations[drawn], target).gather(1, best_action)[:, 0]
         target_value = _REWARD + discounts[drawn] * next_value
-        hardware.step(learner, observations[drawn], actions[drawn], target_value)
+        hardware.step(observations[drawn], actions[drawn], target_value)
         if step % _TARGET_EVERY == 0:
             target = learner.weights
         if step % _CHECK_EVERY == 0:
@@ -188,6 +178,7 @@ def train(plan: FpgaLearnerPlan, seed: int, hardware: _Hardware) -> dict[str, An
         "return": evaluate(learner, plan.episodes, _FINAL_SEED + seed * 1_000),
         "env_steps": step,
         "seconds": seconds,
+        "hardware": {"mismatches": hardware.mismatches, "cycles": hardware.cycles},
         "saturated": {k: v.saturated / max(v.numbers, 1) for k, v in learner.saturations.items()},
     }
 

@@ -55,12 +55,12 @@ def add_verbs(verbs: Any) -> None:
     verb("report", "the committed results of place and route", _report, tree=False)
     learner = verb("learner", "write the learner's pipelines as Verilog", _learner, tree=False)
     option(learner, "--out", Path, Path("learner.v"), "the file")
-    learner_pnr = verb("learner-pnr", "place and route the learner (up to an hour)", _learner_pnr, tree=False)
+    learner_pnr = verb("learner-pnr", "place and route the learner: area and clock", _learner_pnr, tree=False)
     for parser in (learner, learner_pnr):
         option(parser, "--layers", _layers, "4,8,8,2", "widths of all layers of neurons, inputs to actions")
         option(parser, "--batch", count, 64, "samples of a gradient step; a power of two")
         option(parser, "--rate-shift", non_negative, 2, "-log2 of the learning rate")
-        option(parser, "--multipliers", count, 156, "the most that may be used")
+        option(parser, "--multipliers", count, 156, "the most that may be used; an LFE5U-85F has 156")
 
 
 def _layers(word: str) -> tuple[int, ...]:
@@ -153,15 +153,18 @@ def _chosen_learner(options: argparse.Namespace) -> tuple[Any, Any]:
     from murmurate.fpga.learner import EmulatedLearner
     from murmurate.fpga.learner_model import choose
 
+    def learner(pipelines: int) -> EmulatedLearner:
+        return EmulatedLearner(
+            options.layers,
+            rate_shift=options.rate_shift,
+            generator=torch.Generator(),
+            pipelines=pipelines,
+            stochastic=True,
+        )
+
+    learner(1).checked_shift(options.batch)  # a refusal that speaks of no pipelines, as none are chosen
     model = choose(options.layers, options.batch, clock_hz=1.0, dsps=options.multipliers)
-    learner = EmulatedLearner(
-        options.layers,
-        rate_shift=options.rate_shift,
-        generator=torch.Generator(),
-        pipelines=model.dp,
-        stochastic=True,
-    )
-    return model, learner
+    return model, learner(model.dp)
 
 
 def _learner(options: argparse.Namespace, rest: list[str]) -> int:

@@ -82,12 +82,17 @@ def longest_sum(accumulator_bits: int) -> int:
 def matmul(a: Tensor, b: Tensor, accumulator_bits: int = 40) -> Tensor:
     """The exact product [M, K] @ [K, N] of operands, in int64. Raises Refusal if a sum of K products may
     overflow an accumulator of that many bits."""
-    if a.shape[1] > longest_sum(accumulator_bits):
+    check_sum(a.shape[1], accumulator_bits)
+    return a @ b
+
+
+def check_sum(products: int, accumulator_bits: int) -> None:
+    """Raises Refusal if a sum of so many products may overflow an accumulator."""
+    if products > longest_sum(accumulator_bits):
         raise Refusal(
-            f"a sum of {a.shape[1]} products may overflow an accumulator of {accumulator_bits} bits, which "
+            f"a sum of {products} products may overflow an accumulator of {accumulator_bits} bits, which "
             f"holds {longest_sum(accumulator_bits)}. Use narrower layers, smaller batches, or more bits."
         )
-    return a @ b
 
 
 @cache

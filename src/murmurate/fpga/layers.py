@@ -154,11 +154,11 @@ class LayerStages(wiring.Component):
             for i in range(k):
                 number = found[i % len(found)]
                 m.d.comb += self.input_errors.data[i].eq(Mux(activation.data[i] > 0, number, 0))
-            self._change(m, transposed, self.column, self.row, self.change & (self.row < k))
+            self._change(m, transposed, self.column, self.row, self.change)  # not the bias, row k
         return m
 
     def _narrowed(self, m: Module, stage: ProductStage, write: Any) -> list[Value]:
-        """The results of ``stage``, narrowed, one cycle later, with the rest of ``write``."""
+        """The results of ``stage``, narrowed, and all of ``write`` but its data; both one cycle later."""
         columns, shift = stage.unit.columns, self.numbers.weight
         found = [Signal(signed(OPERAND_BITS), name=f"narrow_{j}") for j in range(columns)]
         for j in range(columns):
@@ -177,7 +177,8 @@ class LayerStages(wiring.Component):
 
 
 class Loss(wiring.Component):
-    """LOSS: the errors of the outputs of a sample, and its TD error, two cycles after it has been read.
+    """LOSS: the errors of the outputs of a sample (see ``EmulatedLearner.errors``), and its TD error,
+    target - Q, both two cycles after its address.
 
     available: how many rows of outputs are complete. row, outputs, action, target: address and contents of a
     sample.
@@ -254,6 +255,7 @@ class LayerUpdate(wiring.Component):
                 "gradients": In(ArrayLayout(signed(numbers.accumulator_bits), n)).array(pipelines),
                 "load": In(1),
                 "loaded": In(signed(MASTER_BITS)),
+                "whole": Out(1),
                 "change": Out(1),
                 "row": Out(row_address(k + 1)),
                 "column": Out(row_address(n)),
@@ -326,6 +328,7 @@ class LayerUpdate(wiring.Component):
         operand = saturated(rounded(self.loaded, operand_shift), OPERAND_BITS)
         m.d.comb += [
             self.busy.eq(Cat(place[0] for place in places).any()),
+            self.whole.eq(index == 0),
             self.change.eq(unit.outputs.valid | self.load),
             self.row.eq(Mux(self.load, row, last_row)),
             self.column.eq(Mux(self.load, column, last_column)),

@@ -19,6 +19,7 @@ from murmurate.fpga.fixed_point import (
     OPERAND_BITS,
     Lfsr,
     Saturations,
+    check_sum,
     limits,
     longest_sum,
     matmul,
@@ -214,7 +215,7 @@ class EmulatedLearner:
 
     def checked_shift(self, batch: int) -> int:
         """``update_shift`` for a batch of that size. Raises Refusal if hardware cannot learn from it: see
-        ``step``."""
+        ``step``; and for layers so wide that sums could overflow."""
         n, shift = self.numbers, self.update_shift(batch)
         if not _is_power_of_two(batch) or not self.pipelines <= batch <= n.largest_batch:
             raise Refusal(
@@ -229,6 +230,7 @@ class EmulatedLearner:
                 f"and hardware by 1 to {n.accumulator_bits}. Use a rate_shift of "
                 f"{self.rate_shift + nearest - shift}, or a {'larger' if shift < 1 else 'smaller'} batch."
             )
+        check_sum(max(*self.layers[2:], *(k + 1 for k in self.layers[:-1]), 0), n.accumulator_bits)
         return shift
 
     def update(self, gradients: list[Tensor], batch: int) -> None:

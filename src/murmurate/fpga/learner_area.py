@@ -54,7 +54,14 @@ def place_and_route_learner(learner: EmulatedLearner, units: Sequence[Unit], bat
 
     Raises Refusal as ``LearnerPipeline`` does and without the tools, and RunFailed if it does not fit.
     """
-    size = {"layers": list(learner.layers), "batch": batch, "pipelines": learner.pipelines}
+    size = {
+        "layers": list(learner.layers),
+        "batch": batch,
+        "rate_shift": learner.rate_shift,
+        "stochastic": learner.noises[0] is not None,
+        "pipelines": learner.pipelines,
+        "units": [[unit.rows, unit.columns] for unit in units],
+    }
     return size | _placed(lambda: measured_learner_rtlil(learner, units, batch))
 
 

@@ -19,8 +19,8 @@ LFE5U_85F_DSPS = 156  # multipliers (MULT18X18D) of an LFE5U-85F
 LFE5U_85F_BLOCK_RAMS = 208  # block RAMs (DP16KD) of an LFE5U-85F
 BLOCK_RAM_BITS = 18 * 1_024
 # cycles of LearnerPipeline
-_PASS_ON = 3  # a result of FW or BW is narrowed, written, and read by the next stage
-_BEGIN = 2  # a step begins with the first sample, which is read when FW's first tile has been loaded
+_PASS_ON = 4  # a result of FW or BW is narrowed, written, read by the next stage, and registered
+_BEGIN = 3  # a step begins with the first sample, which is read when FW's first tile has been loaded
 _LOSS = 4  # outputs are read, compared with the target, and become errors, which are written and read
 _UPDATE = 3  # a gradient is read and chosen from its row, and the weight is updated
 
@@ -74,14 +74,21 @@ def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
     ]
 
 
-def memory_bits(layers: Sequence[int], batch: int) -> int:
-    """Bits of memory that a gradient step needs at least: the master weight and the sum of gradients of each
-    weight, and the activations of the batch, which wait for WA. The units' copies of weights, and queues, are
-    left out. Raises Refusal as ``stages``."""
-    shapes = [(k, n) for kind, k, n in stages(layers) if kind == "FW"]
-    weights, activations = sum(k * n for k, n in shapes), sum(k for k, _ in shapes)
-    weight_bits = MASTER_BITS + FixedPointFormats().accumulator_bits
-    return weights * weight_bits + batch * activations * OPERAND_BITS
+def memory_bits(layers: Sequence[int], batch: int, pipelines: int = 1) -> int:
+    """Bits of the memories of a ``LearnerPipeline``, but for the queues of its units' partial sums.
+
+    In all: the master weights, and activations, outputs, errors and targets of the batch. In each
+    pipeline: the sums of gradients, and the weights, which a layer with BW has twice. Raises Refusal as
+    ``stages``."""
+    accumulator, in_all, each = FixedPointFormats().accumulator_bits, 0, 0
+    for kind, k, n in stages(layers):
+        if kind == "FW":
+            in_all += k * n * MASTER_BITS + batch * (k - 1 + n) * OPERAND_BITS
+            each += k * n * (accumulator + OPERAND_BITS)
+        elif kind == "BW":
+            each += k * n * OPERAND_BITS
+    labels = OPERAND_BITS + max(1, (layers[-1] - 1).bit_length())
+    return in_all + batch * (layers[-1] * OPERAND_BITS + labels) + pipelines * each
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,21 @@ from murmurate.fpga.stages import row_address
 
 
 class LearnerPipeline(wiring.Component):
-    """``learner`` as hardware that makes gradient steps on ``batch`` samples, with the sizes of units in
-    ``units``.
+    """What ``learner`` computes in gradient steps on ``batch`` samples, as hardware, with units of the
+    sizes in ``units``.
 
-    load: between steps, the 32-bit master weights of a layer, all of them in the order of rows. samples:
-    for each pipeline its share of a batch: observation, action, and target. td_errors: for each pipeline,
-    target - Q of its samples in their order, for the priorities. updated: for each layer the new weights
-    in the order of rows, and their operands. td_errors and updated cannot be held back. A step begins
-    when the first pipeline is offered its first sample.
+    load: the 32-bit weights of a layer, in the order of rows, the biases last; the layers in any order.
+    Accepted between steps. All weights must be loaded before the first step, as memories begin with 0.
+    samples: for each pipeline its share of a batch, in any rhythm: observation, action (of an output that
+    there is), and target. td_errors: for each pipeline, target - Q of its samples in their order, for the
+    priorities of a replay. updated: for each layer the new weights, and their 16 bits for the tensor
+    units, in the order of rows; those that are loaded, too. td_errors and updated cannot be held back.
+    Fractional bits are those of ``learner.numbers``.
 
-    Raises Refusal as ``EmulatedLearner.step`` does for the batch, and unless there is a unit for each of
+    A step begins when the first pipeline is offered its first sample, nothing is offered to load, and no
+    layer is loaded in part.
+
+    Raises Refusal as ``EmulatedLearner.checked_shift`` does, and unless there is a unit for each of
     ``stages(learner.layers)``.
     """
 
@@ -86,7 +91,8 @@ class LearnerPipeline(wiring.Component):
         m.d.comb += self.load.ready.eq(idle)
         with m.FSM():
             with m.State("idle"):
-                m.d.comb += [idle.eq(1), start.eq(self.samples[0].valid & ~self.load.valid)]
+                whole = Cat(of_layer.whole for of_layer in updates).all()
+                m.d.comb += [idle.eq(1), start.eq(self.samples[0].valid & ~self.load.valid & whole)]
                 with m.If(start):
                     m.next = "gradients"
             with m.State("gradients"):

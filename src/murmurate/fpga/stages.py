@@ -101,27 +101,31 @@ class ProductStage(wiring.Component):
                         with m.If(rightmost):
                             m.next = "idle"
 
-        inside, arrived = Signal(), Signal()
-        m.d.sync += [unit.weights.valid.eq(load), inside.eq(next_weight < self.k), arrived.eq(feed)]
-        m.d.comb += [unit.inputs.valid.eq(arrived), unit.sums.ready.eq(1)]
+        # what a memory gives is registered behind the choice of the tile, before it is multiplied
+        inside, arriving, loading = Signal(), Signal(), Signal()
+        m.d.sync += [loading.eq(load), inside.eq(next_weight < self.k), arriving.eq(feed)]
+        m.d.sync += [unit.weights.valid.eq(loading), unit.inputs.valid.eq(arriving)]
         for j in range(columns):
             weight = chosen(self.weights, j, columns, tile_column)
-            m.d.comb += unit.weights.payload[j].eq(Mux(inside, weight, 0))
+            m.d.sync += unit.weights.payload[j].eq(Mux(inside, weight, 0))
         for i in range(rows):
-            m.d.comb += unit.inputs.payload.x[i].eq(chosen(self.x, i, rows, tile_row))
-        # the last sums of a tile leave in the first cycle of the next one
+            m.d.sync += unit.inputs.payload.x[i].eq(chosen(self.x, i, rows, tile_row))
+        # rows enter two cycles after their address, so that the last ones leave after the next tile has begun
+        below_top, earlier = Signal(), [Signal(), Signal.like(tile_column)]
         from_bottom = Signal()
-        m.d.sync += [from_bottom.eq(bottom), self.sums_tile.eq(tile_column)]
+        m.d.sync += [below_top.eq(tile_row != 0), earlier[0].eq(bottom), earlier[1].eq(tile_column)]
+        m.d.sync += [from_bottom.eq(earlier[0]), self.sums_tile.eq(earlier[1])]
         if self.row_tiles > 1:
             # one place more: a row may arrive while the one before it moves to the output register
             m.submodules.partial = queue = SyncFIFOBuffered(width=columns * self.bits, depth=self.m + 1)
             m.d.comb += [
                 queue.w_data.eq(unit.sums.payload.as_value()),
                 queue.w_en.eq(unit.sums.valid & ~from_bottom),
-                queue.r_en.eq(arrived & (tile_row != 0)),
-                unit.inputs.payload.partial.eq(Mux(tile_row != 0, queue.r_data, 0)),
+                queue.r_en.eq(unit.inputs.valid & below_top),
+                unit.inputs.payload.partial.eq(Mux(below_top, queue.r_data, 0)),
             ]
-        m.d.comb += [self.valid.eq(unit.sums.valid & from_bottom), self.sums.eq(unit.sums.payload)]
+        m.d.comb += [unit.sums.ready.eq(1), self.valid.eq(unit.sums.valid & from_bottom)]
+        m.d.comb += self.sums.eq(unit.sums.payload)
         with m.If(self.valid):
             m.d.sync += self.sums_row.eq(Mux(self.sums_row == self.m - 1, 0, self.sums_row + 1))
         return m
@@ -159,13 +163,13 @@ class GradientStage(wiring.Component):
         m.submodules.unit = unit = OuterUnit(rows, columns, self.bits)
         tile_row, tile_column = Signal(range(self.row_tiles)), Signal(range(self.column_tiles))
         count = Signal(range(max(self.m, 2 * rows + columns)))
-        feed = Signal()
-        m.d.comb += [self.row.eq(count), self.busy.eq(1)]
+        feed, idle = Signal(), Signal()
+        m.d.comb += self.row.eq(count)
         with m.FSM():
             with m.State("idle"):
-                m.d.comb += self.busy.eq(0)
+                m.d.comb += idle.eq(1)
                 with m.If(self.start):
-                    m.d.sync += [tile_row.eq(0), tile_column.eq(0), count.eq(0), self.sums_row.eq(0)]
+                    m.d.sync += [tile_row.eq(0), tile_column.eq(0), count.eq(0)]
                     m.next = "feed"
             with m.State("feed"):
                 m.d.comb += feed.eq(self.available > count)
@@ -185,13 +189,18 @@ class GradientStage(wiring.Component):
                             m.next = "idle"
 
         payload, last_row = unit.inputs.payload, self.row_tiles * rows - 1
-        m.d.sync += [unit.inputs.valid.eq(feed), payload.last.eq(count == self.m - 1)]
-        m.d.comb += [payload.a[i].eq(chosen(self.a, i, rows, tile_row)) for i in range(rows)]
-        m.d.comb += [payload.d[j].eq(chosen(self.d, j, columns, tile_column)) for j in range(columns)]
+        arriving, last, earlier = Signal(), Signal(), Signal.like(tile_column)
+        m.d.sync += [arriving.eq(feed), last.eq(count == self.m - 1)]
+        m.d.sync += [unit.inputs.valid.eq(arriving), payload.last.eq(last)]
+        m.d.sync += [payload.a[i].eq(chosen(self.a, i, rows, tile_row)) for i in range(rows)]
+        m.d.sync += [payload.d[j].eq(chosen(self.d, j, columns, tile_column)) for j in range(columns)]
         m.d.comb += [unit.sums.ready.eq(1), self.valid.eq(unit.sums.valid), self.sums.eq(unit.sums.payload)]
-        m.d.sync += self.sums_tile.eq(tile_column)  # the last row leaves in the first cycle of the next tile
+        m.d.sync += [earlier.eq(tile_column), self.sums_tile.eq(earlier)]  # as in ``ProductStage``
         with m.If(self.valid):
             m.d.sync += self.sums_row.eq(Mux(self.sums_row == last_row, 0, self.sums_row + 1))
+        leaving = Signal()  # of the last row
+        m.d.sync += leaving.eq(~idle)
+        m.d.comb += self.busy.eq(~idle | leaving)
         return m
 
 

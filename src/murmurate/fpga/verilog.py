@@ -3,10 +3,11 @@ pins."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,24 +23,20 @@ if TYPE_CHECKING:
 def rtlil(shape: TreeShape, row_bits: int = 0) -> str:
     """The replay manager in Yosys' intermediate language. row_bits: see ``ReplayManager``. Raises Refusal
     without Amaranth."""
-    try:
+    with _amaranth():
         from amaranth.back import rtlil as back
 
         from murmurate.fpga.manager import ReplayManager
-    except ImportError as error:
-        raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
     return _for_synthesis(back.convert(ReplayManager(shape, row_bits), name="replay_manager"))
 
 
 def learner_rtlil(learner: EmulatedLearner, units: Sequence[Unit], batch: int) -> str:
     """The module ``learner``, a ``LearnerPipeline``, in Yosys' intermediate language. Raises Refusal as that
     does, and without Amaranth."""
-    try:
+    with _amaranth():
         from amaranth.back import rtlil as back
 
         from murmurate.fpga.pipeline import LearnerPipeline
-    except ImportError as error:
-        raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
     return _for_synthesis(back.convert(LearnerPipeline(learner, units, batch), name="learner"))
 
 
@@ -58,11 +55,9 @@ def verilog(rtlil: str) -> str:
 def measured_rtlil(shape: TreeShape, row_bits: int = 0) -> str:
     """The manager in the module of ``framed``. row_bits: see ``ReplayManager``. Raises Refusal without
     Amaranth."""
-    try:
+    with _amaranth():
         from murmurate.fpga.frame import framed
         from murmurate.fpga.manager import ReplayManager
-    except ImportError as error:
-        raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
 
     manager = ReplayManager(shape, row_bits)
     samples, indices, updates = manager.samples, manager.indices, manager.updates
@@ -74,17 +69,24 @@ def measured_rtlil(shape: TreeShape, row_bits: int = 0) -> str:
 def measured_learner_rtlil(learner: EmulatedLearner, units: Sequence[Unit], batch: int) -> str:
     """The ``LearnerPipeline`` in the module of ``framed``. Raises Refusal as that does, and without
     Amaranth."""
-    try:
+    with _amaranth():
         from murmurate.fpga.frame import framed
         from murmurate.fpga.pipeline import LearnerPipeline
-    except ImportError as error:
-        raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
 
     pipeline = LearnerPipeline(learner, units, batch)
     taken, given = [pipeline.load, *pipeline.samples], [*pipeline.td_errors, *pipeline.updated]
     inputs = [s for port in taken for s in (port.valid, port.payload)]
     outputs = [s for port in given for s in (port.valid, port.payload)]
     return _for_synthesis(framed("learner", pipeline, inputs, [*(port.ready for port in taken), *outputs]))
+
+
+@contextlib.contextmanager
+def _amaranth() -> Iterator[None]:
+    """Raises Refusal where an import within fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise Refusal(f"generating hardware needs Amaranth. {REMEDY}") from error
 
 
 def _for_synthesis(text: str) -> str:
