@@ -63,7 +63,7 @@ class ProductStage(wiring.Component):
         top = Signal(range(self.row_tiles * rows))  # the first row of the tile
         tile_row, tile_column = Signal(range(self.row_tiles)), Signal(range(self.column_tiles))
         count = Signal(range(max(rows, self.m, rows + columns)))
-        load, feed = Signal(), Signal()
+        load = Signal()
         next_weight = Signal(range(self.row_tiles * rows))
         bottom, rightmost = tile_row == self.row_tiles - 1, tile_column == self.column_tiles - 1
         m.d.comb += [
@@ -82,13 +82,7 @@ class ProductStage(wiring.Component):
                 with m.If(count == rows - 1):
                     m.d.sync += count.eq(0)
                     m.next = "feed"
-            with m.State("feed"):
-                m.d.comb += feed.eq(self.available > count)
-                with m.If(feed):
-                    m.d.sync += count.eq(count + 1)
-                    with m.If(count == self.m - 1):
-                        m.d.sync += count.eq(0)
-                        m.next = "drain"
+            feed = _feed_state(m, self, count)
             with m.State("drain"):  # until the last row has left the array
                 m.d.sync += count.eq(count + 1)
                 with m.If(count == rows + columns - 2):
@@ -163,7 +157,7 @@ class GradientStage(wiring.Component):
         m.submodules.unit = unit = OuterUnit(rows, columns, self.bits)
         tile_row, tile_column = Signal(range(self.row_tiles)), Signal(range(self.column_tiles))
         count = Signal(range(max(self.m, 2 * rows + columns)))
-        feed, idle = Signal(), Signal()
+        idle = Signal()
         m.d.comb += self.row.eq(count)
         with m.FSM():
             with m.State("idle"):
@@ -171,13 +165,7 @@ class GradientStage(wiring.Component):
                 with m.If(self.start):
                     m.d.sync += [tile_row.eq(0), tile_column.eq(0), count.eq(0)]
                     m.next = "feed"
-            with m.State("feed"):
-                m.d.comb += feed.eq(self.available > count)
-                with m.If(feed):
-                    m.d.sync += count.eq(count + 1)
-                    with m.If(count == self.m - 1):
-                        m.d.sync += count.eq(0)
-                        m.next = "drain"
+            feed = _feed_state(m, self, count)
             with m.State("drain"):  # until the last row of sums has left
                 m.d.sync += count.eq(count + 1)
                 with m.If(count == 2 * rows + columns - 2):
@@ -202,6 +190,20 @@ class GradientStage(wiring.Component):
         m.d.sync += leaving.eq(~idle)
         m.d.comb += self.busy.eq(~idle | leaving)
         return m
+
+
+def _feed_state(m: Module, stage: ProductStage | GradientStage, count: Signal) -> Signal:
+    """The state in which all rows of inputs are addressed, each when it is complete; then comes
+    ``drain``. Returns whether ``count`` is the address of one. count: 0 before and afterwards."""
+    feed = Signal(name="feed")
+    with m.State("feed"):
+        m.d.comb += feed.eq(stage.available > count)
+        with m.If(feed):
+            m.d.sync += count.eq(count + 1)
+            with m.If(count == stage.m - 1):
+                m.d.sync += count.eq(0)
+                m.next = "drain"
+    return feed
 
 
 def chosen(numbers: Sequence[Value], place: int, size: int, tile: Value) -> Value:
