@@ -90,6 +90,14 @@ COLUMNS: dict[str, Columns] = {
         ("perturbed", "float64.perturbed_plain.20"),
         ("accuracy: ours minus plain", "accuracy_difference"),
     ],
+    "model-ensemble": [
+        ("precision", "precision"),
+        ("over mbrl-lib", "ratio_mbrl"),
+        ("in float32", "float32_ratio_mbrl"),
+        ("over the products alone, float32", "float32_ratio_limit"),
+        ("bfloat16", "bfloat16_ratio_limit"),
+        ("over autograd, float32", "float32_ratio_autograd"),
+    ],
     "plan": [
         ("median error", "median_error"),
         ("worst error", "worst_error"),
