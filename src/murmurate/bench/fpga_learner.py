@@ -45,9 +45,9 @@ class FpgaLearnerPlan:
     of the learning rate. episodes: number of episodes of the final evaluation.
 
     stochastic: whether updates of weights are rounded stochastically, without bias. Otherwise they are
-    rounded to the nearest, as all other numbers always are. hardware_steps: number of the first seed's
-    gradient steps that the simulated hardware makes, too (about one a second), and whose weights and TD
-    errors are compared.
+        rounded to the nearest, as all other numbers always are.
+    hardware_steps: number of the first seed's gradient steps that the simulated hardware makes, too (one or
+        two a second), and whose weights and TD errors are compared.
     """
 
     seeds: PositiveInt = 2

@@ -14,7 +14,7 @@ from murmurate.fpga.fixed_point import OPERAND_BITS
 from murmurate.fpga.learner import MASTER_BITS, FixedPointFormats
 from murmurate.fpga.learner_model import Unit
 from murmurate.fpga.stages import GradientStage, ProductStage, row_address
-from murmurate.fpga.tensor_unit import WeightUpdate, saturated
+from murmurate.fpga.tensor_unit import WeightUpdate, narrowed
 
 
 def row_write(rows: int, width: int, bits: int = OPERAND_BITS) -> wiring.Signature:
@@ -74,7 +74,7 @@ class LayerStages(wiring.Component):
     before the layer. busy: until all gradients are complete; row ``gradient_row`` of them comes one cycle
     later. change: give the weight of ``row`` and ``column`` the value ``operand``.
 
-    backward: unit of BW; None for the first layer, which has no ``input_errors``.
+    units: of FW, BW and WA; that of BW is None for the first layer, which has no ``input_errors``.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class LayerStages(wiring.Component):
         columns, shift = stage.unit.columns, self.numbers.weight
         found = [Signal(signed(OPERAND_BITS), name=f"narrow_{j}") for j in range(columns)]
         for j in range(columns):
-            m.d.sync += found[j].eq(saturated(rounded(stage.sums[j], shift), OPERAND_BITS))
+            m.d.sync += found[j].eq(narrowed(stage.sums[j], shift))
         for j in range(stage.n):
             m.d.sync += write.enable[j].eq(stage.valid & (stage.sums_tile == j // columns))
         last = stage.valid & (stage.sums_tile == stage.column_tiles - 1)
@@ -325,7 +325,6 @@ class LayerUpdate(wiring.Component):
         later()
         _, last_index, last_row, last_column = places[-1]
         new = unit.outputs.payload
-        operand = saturated(rounded(self.loaded, operand_shift), OPERAND_BITS)
         m.d.comb += [
             self.busy.eq(Cat(place[0] for place in places).any()),
             self.whole.eq(index == 0),
@@ -333,14 +332,9 @@ class LayerUpdate(wiring.Component):
             self.row.eq(Mux(self.load, row, last_row)),
             self.column.eq(Mux(self.load, column, last_column)),
             self.weight.eq(Mux(self.load, self.loaded, new.weight)),
-            self.operand.eq(Mux(self.load, operand, new.operand)),
+            self.operand.eq(Mux(self.load, narrowed(self.loaded, operand_shift), new.operand)),
             write.addr.eq(Mux(self.load, index, last_index)),
             write.en.eq(self.change),
             write.data.eq(self.weight),
         ]
         return m
-
-
-def rounded(number: Value, shift: int) -> Value:
-    """``number`` without its last ``shift`` bits, rounded to the nearest, halves upwards."""
-    return (number + (1 << (shift - 1))) >> shift if shift else number

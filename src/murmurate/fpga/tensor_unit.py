@@ -5,7 +5,7 @@ The pipeline's stages: FW (forward pass), BW (backward pass), WA (gradients of w
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal, signed
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import stream, wiring
 from amaranth.lib.data import ArrayLayout, StructLayout
 from amaranth.lib.wiring import In, Out
@@ -202,15 +202,21 @@ class WeightUpdate(wiring.Component):
         weight = Signal(signed(MASTER_BITS))
         with m.If(go):
             m.d.sync += [self.outputs.valid.eq(self.inputs.valid), weight.eq(saturated(new, MASTER_BITS))]
-        operand = (weight + (1 << (self.operand_shift - 1))) >> self.operand_shift
         m.d.comb += [
             self.outputs.payload.weight.eq(weight),
-            self.outputs.payload.operand.eq(saturated(operand, OPERAND_BITS)),
+            self.outputs.payload.operand.eq(narrowed(weight, self.operand_shift)),
         ]
         return m
 
 
-def saturated(number: Signal, bits: int) -> Signal:
+def saturated(number: Value, bits: int) -> Value:
     """The signed ``number``, clamped to the range of ``bits`` bits."""
     low, high = limits(bits)
     return Mux(number < low, low, Mux(number > high, high, number))
+
+
+def narrowed(number: Value, shift: int) -> Value:
+    """``number`` without its last ``shift`` bits, rounded to the nearest, halves upwards, and saturated: an
+    operand."""
+    rounded = (number + (1 << (shift - 1))) >> shift if shift else number
+    return saturated(rounded, OPERAND_BITS)
