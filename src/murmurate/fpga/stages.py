@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
@@ -26,7 +27,26 @@ def row_address(rows: int) -> int:
     return max(1, (rows - 1).bit_length())
 
 
-class ProductStage(wiring.Component):
+class _Stage(wiring.Component):
+    """What both stages have: a unit of R x C, M rows of inputs, a matrix of K x N in tiles, and ports."""
+
+    def __init__(
+        self, m: int, k: int, n: int, unit: Unit, accumulator_bits: int, ports: dict[str, Any]
+    ) -> None:
+        self.m, self.k, self.n, self.unit, self.bits = m, k, n, unit, accumulator_bits
+        self.row_tiles, self.column_tiles = math.ceil(k / unit.rows), math.ceil(n / unit.columns)
+        shared = {
+            "start": In(1),
+            "available": In(range(m + 1)),
+            "row": Out(row_address(m)),
+            "valid": Out(1),
+            "sums": Out(ArrayLayout(signed(accumulator_bits), unit.columns)),
+            "sums_tile": Out(range(self.column_tiles)),
+        }
+        super().__init__(shared | ports)
+
+
+class ProductStage(_Stage):
     """FW or BW of a layer: [M, K] @ [K, N] by a ``TensorUnit`` of R x C.
 
     Tiles of the matrix follow one another from the top to the bottom, then from the left to the right.
@@ -40,22 +60,13 @@ class ProductStage(wiring.Component):
     """
 
     def __init__(self, m: int, k: int, n: int, unit: Unit, accumulator_bits: int) -> None:
-        self.m, self.k, self.n, self.unit, self.bits = m, k, n, unit, accumulator_bits
-        self.row_tiles, self.column_tiles = math.ceil(k / unit.rows), math.ceil(n / unit.columns)
-        super().__init__(
-            {
-                "start": In(1),
-                "available": In(range(m + 1)),
-                "weight_row": Out(row_address(k)),
-                "weights": In(ArrayLayout(signed(OPERAND_BITS), n)),
-                "row": Out(row_address(m)),
-                "x": In(ArrayLayout(signed(OPERAND_BITS), k)),
-                "valid": Out(1),
-                "sums": Out(ArrayLayout(signed(accumulator_bits), unit.columns)),
-                "sums_row": Out(row_address(m)),
-                "sums_tile": Out(range(self.column_tiles)),
-            }
-        )
+        ports = {
+            "weight_row": Out(row_address(k)),
+            "weights": In(ArrayLayout(signed(OPERAND_BITS), n)),
+            "x": In(ArrayLayout(signed(OPERAND_BITS), k)),
+            "sums_row": Out(row_address(m)),
+        }
+        super().__init__(m, k, n, unit, accumulator_bits, ports)
 
     def elaborate(self, platform: object) -> Module:
         m, rows, columns = Module(), self.unit.rows, self.unit.columns
@@ -125,7 +136,7 @@ class ProductStage(wiring.Component):
         return m
 
 
-class GradientStage(wiring.Component):
+class GradientStage(_Stage):
     """WA of a layer: [K, M] @ [M, N], the sum over M samples, by an ``OuterUnit`` of R x C.
 
     start: begin. available: how many rows of errors are complete (those of the activations are by then).
@@ -135,22 +146,13 @@ class GradientStage(wiring.Component):
     """
 
     def __init__(self, m: int, k: int, n: int, unit: Unit, accumulator_bits: int) -> None:
-        self.m, self.k, self.n, self.unit, self.bits = m, k, n, unit, accumulator_bits
-        self.row_tiles, self.column_tiles = math.ceil(k / unit.rows), math.ceil(n / unit.columns)
-        super().__init__(
-            {
-                "start": In(1),
-                "available": In(range(m + 1)),
-                "row": Out(row_address(m)),
-                "a": In(ArrayLayout(signed(OPERAND_BITS), k)),
-                "d": In(ArrayLayout(signed(OPERAND_BITS), n)),
-                "busy": Out(1),
-                "valid": Out(1),
-                "sums": Out(ArrayLayout(signed(accumulator_bits), unit.columns)),
-                "sums_row": Out(range(self.row_tiles * unit.rows)),
-                "sums_tile": Out(range(self.column_tiles)),
-            }
-        )
+        ports = {
+            "a": In(ArrayLayout(signed(OPERAND_BITS), k)),
+            "d": In(ArrayLayout(signed(OPERAND_BITS), n)),
+            "busy": Out(1),
+            "sums_row": Out(range(math.ceil(k / unit.rows) * unit.rows)),
+        }
+        super().__init__(m, k, n, unit, accumulator_bits, ports)
 
     def elaborate(self, platform: object) -> Module:
         m, rows, columns = Module(), self.unit.rows, self.unit.columns
@@ -192,7 +194,7 @@ class GradientStage(wiring.Component):
         return m
 
 
-def _feed_state(m: Module, stage: ProductStage | GradientStage, count: Signal) -> Signal:
+def _feed_state(m: Module, stage: _Stage, count: Signal) -> Signal:
     """The state in which all rows of inputs are addressed, each when it is complete; then comes
     ``drain``. Returns whether ``count`` is the address of one. count: 0 before and afterwards."""
     feed = Signal(name="feed")
