@@ -56,15 +56,33 @@ def test_the_gradient_is_autograds():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12, msg=name)
 
 
-def test_in_bfloat16_it_is_nearly_that_of_float32():
-    ensemble = small_ensemble()
+def ensemble_gradient(ensemble, x, y, precision: str = "float32") -> torch.Tensor:
     replica = Replica("model", ensemble, lambda p: torch.optim.SGD(p, lr=0.1))
-    x, y = drawn(3, 64, 4), drawn(3, 64, 2, seed=2)
-    EnsembleGradient(ensemble, replica, [1e-4] * 4, 64)(x, y)
-    exact = replica.grad.clone()
-    EnsembleGradient(ensemble, replica, [1e-4] * 4, 64, "bfloat16")(x, y)
-    distance = torch.linalg.vector_norm(replica.grad - exact) / torch.linalg.vector_norm(exact)
-    assert 0 < distance < 0.02
+    EnsembleGradient(ensemble, replica, [1e-4] * 4, 64, precision)(x, y)
+    return replica.grad.clone()
+
+
+def relative_distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
+
+
+def test_in_bfloat16_it_is_nearly_that_of_float32():
+    ensemble, x, y = small_ensemble(), drawn(3, 64, 4), drawn(3, 64, 2, seed=2)
+    exact = ensemble_gradient(ensemble, x, y)
+    assert 0 < relative_distance(ensemble_gradient(ensemble, x, y, "bfloat16"), exact) < 0.02
+
+
+def test_in_bfloat16_inputs_keep_their_digits():
+    """Differences of inputs below bfloat16's resolution near 1, 2^-7, decide the first layer's sums."""
+    ensemble = small_ensemble()
+    with torch.no_grad():
+        ensemble.net.weights[0][:, :2] = 2048 * torch.tensor([[1.0], [-1.0]])
+        ensemble.net.weights[0][:, 2:] = 0
+    x, y = torch.ones(3, 64, 4), drawn(3, 64, 2, seed=2)
+    x[..., 0] += drawn(3, 64).clamp(-1, 1) / 512
+    exact = ensemble_gradient(ensemble, x, y)
+    assert relative_distance(ensemble_gradient(ensemble, x, y, "bfloat16"), exact) < 0.02
+    assert relative_distance(ensemble_gradient(ensemble, x.bfloat16().float(), y), exact) > 0.1
 
 
 # -- fits --------------------------------------------------------------------------------------------------

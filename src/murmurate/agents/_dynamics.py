@@ -52,7 +52,7 @@ class ModelConfig:
     patience: a fit ends after this many consecutive epochs in which no member's held-out error improved;
         epochs of fewer than 20 gradient steps count in part.
         improvement: an error has improved if it falls below the member's least error by this share.
-    precision: precision of fits, between the first and the last layer; ``auto`` is bfloat16 where the device
+    precision: precision of the products of fits, but for the outputs; ``auto`` is bfloat16 where the device
         is faster in it. Held-out errors and predictions are float32.
     """
 
@@ -188,16 +188,17 @@ class DynamicsModel:
             columns = torch.arange(step * batch, (step + 1) * batch, device=member_rows.device)
             rows = member_rows[:, columns % member_rows.shape[1]].flatten()
             shape = (self.config.members, batch, -1)
-            loss = gradient(inputs[rows].view(shape), targets[rows].view(shape))
+            drawn = (data.index_select(0, rows).view(shape) for data in (inputs, targets))
+            loss = gradient(*drawn)
             staleness = self.replica.follow(self.replica.grad).staleness
             step += 1
         self.loss = float(loss.mean())
         return False
 
     def _shuffled(self, member_rows: Tensor) -> Tensor:
-        """Each member's rows in a new order."""
-        keys = torch.rand(member_rows.shape, generator=self._generator, device=member_rows.device)
-        return member_rows.gather(1, keys.argsort(1))
+        """The members' rows [E, N] in a new order, one for all: their bootstrap samples are independent."""
+        generator, size = self._generator, member_rows.shape[1]
+        return member_rows.index_select(1, torch.randperm(size, generator=generator, device=generator.device))
 
     def _standardise_by(self, inputs: Tensor) -> None:
         doubles = inputs.double()

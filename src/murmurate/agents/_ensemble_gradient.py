@@ -15,7 +15,7 @@ from murmurate.nets.dynamics import DynamicsEnsemble
 from murmurate.replica.vector import Replica
 
 _BOUNDS_WEIGHT = 0.01  # weight of the bounds of the log variances in the loss (Chua et al. 2018)
-_ROW_MULTIPLE = 16  # the rows of a weight matrix are padded to a multiple of this
+_WIDTH_MULTIPLE = 16  # layers are padded to a multiple of this many units
 
 
 class EnsembleGradient:
@@ -24,11 +24,12 @@ class EnsembleGradient:
 
     A layer is one matrix product: its inputs have a column of ones, and its weights have the biases as a
     further row, so biases and their gradients need no pass of their own. The product, before the activation,
-    is called the layer's sums.
+    is called the layer's sums. Sums are as wide as the next layer's inputs, so that the activation is one
+    pass over contiguous memory.
 
-    decay: weight decay of each layer. batch: examples of each member. precision: ``bfloat16`` for all layers
-    between the first and the last, which remain in the ensemble's dtype, but for the first layer's sums and
-    gradient.
+    decay: weight decay of each layer. batch: examples of each member. precision: ``bfloat16`` for all
+    products but the last layer's forward one, which remains in the ensemble's dtype. Inputs keep the digits
+    that bfloat16 lacks: what rounding cuts off follows in further columns, with the same weights.
     """
 
     def __init__(
@@ -42,23 +43,23 @@ class EnsembleGradient:
         self.ensemble, self.decay = ensemble, decay
         net = ensemble.net
         gradients = dict(replica.named_views(replica.grad))
-        layers = range(len(net.weights))
+        last = len(net.weights) - 1
         self._layer_gradients = [
-            (gradients[f"net.weights.{i}"], gradients[f"net.biases.{i}"]) for i in layers
+            (gradients[f"net.weights.{i}"], gradients[f"net.biases.{i}"]) for i in range(last + 1)
         ]
         self._low_gradient, self._high_gradient = gradients["low"], gradients["high"]
         like = net.weights[0].detach()
-        hidden_dtype = torch.bfloat16 if precision == "bfloat16" else like.dtype
+        self._dtype = torch.bfloat16 if precision == "bfloat16" else like.dtype
         self._weights, self._inputs, self._sums = list[Tensor](), list[Tensor](), list[Tensor]()
         for i, weight in enumerate(net.weights):
             members, width, out = weight.shape
-            dtype = like.dtype if i in (0, layers[-1]) else hidden_dtype
-            rows = -(-(width + 1) // _ROW_MULTIPLE) * _ROW_MULTIPLE  # the rows after the biases are 0
-            self._weights.append(like.new_zeros(members, rows, out, dtype=dtype))
-            self._inputs.append(like.new_zeros(members, batch, rows, dtype=dtype))
-            self._inputs[i][..., width] = 1
-            sum_dtype = like.dtype if i == layers[-1] else hidden_dtype
-            self._sums.append(like.new_empty(members, batch, out, dtype=sum_dtype))
+            rows = _padded(2 * width if i == 0 and self._dtype != like.dtype else width)
+            columns, forward_dtype = (out, like.dtype) if i == last else (_padded(out), self._dtype)
+            self._weights.append(like.new_zeros(members, rows, columns, dtype=forward_dtype))
+            self._inputs.append(like.new_zeros(members, batch, rows, dtype=self._dtype))
+            self._sums.append(like.new_empty(members, batch, columns, dtype=forward_dtype))
+        self._inputs[0][..., net.in_features] = 1
+        self._last_inputs = torch.empty_like(self._inputs[last], dtype=like.dtype)
         self._sum_slopes = [torch.empty_like(sums) for sums in self._sums[:-1]]
         self._input_slopes = [torch.empty_like(inputs) for inputs in self._inputs]
 
@@ -67,48 +68,52 @@ class EnsembleGradient:
         """The members' losses [E], without decay and bounds, for standardised inputs [E, batch, I] and
         targets [E, batch, D]."""
         net, low, high = self.ensemble.net, self.ensemble.low, self.ensemble.high
-        self._inputs[0][..., : inputs.shape[-1]] = inputs
-        for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
-            width = weight.shape[1]
-            self._weights[i][:, :width] = weight
-            self._weights[i][:, width] = bias[:, 0]
-            sums = _product(self._inputs[i], self._weights[i], self._sums[i])
+        self._set_inputs(inputs)
+        layers = zip(net.weights, net.biases, self._inputs, self._weights, self._sums, strict=True)
+        for i, (weight, bias, factor, padded_weight, sums) in enumerate(layers):
+            _, width, out = weight.shape
+            padded_weight[:, :width, :out] = weight
+            padded_weight[:, width, :out] = bias[:, 0]
+            if i == 0 and self._dtype != weight.dtype:
+                padded_weight[:, width + 1 : 2 * width + 1, :out] = weight
+            if factor.dtype != padded_weight.dtype:
+                factor = self._last_inputs.copy_(factor)
+            torch.bmm(factor, padded_weight, out=sums)
             if i < len(self._sum_slopes):
-                next_inputs = self._inputs[i + 1][..., : sums.shape[-1]]
-                if next_inputs.dtype == sums.dtype:
-                    torch.ops.aten.silu.out(sums, out=next_inputs)
-                else:
-                    next_inputs.copy_(torch.ops.aten.silu(sums))
-        nll = bounded_nll_gradient(sums, targets, low, high)
-        slope = nll.output
+                torch.ops.aten.silu.out(sums, out=self._inputs[i + 1])
+                self._inputs[i + 1][..., out] = 1
+        nll = bounded_nll_gradient(self._sums[-1], targets, low, high)
+        slope = nll.output.to(self._dtype)
         for i in reversed(range(len(self._layer_gradients))):
             slope = self._layer_gradient(i, slope)
         self._low_gradient.copy_(nll.low - _BOUNDS_WEIGHT)
         self._high_gradient.copy_(nll.high + _BOUNDS_WEIGHT)
         return nll.loss
 
+    def _set_inputs(self, inputs: Tensor) -> None:
+        first, width = self._inputs[0], inputs.shape[-1]
+        first[..., :width] = inputs
+        if first.dtype != inputs.dtype:
+            first[..., width + 1 : 2 * width + 1] = inputs - first[..., :width]
+
     def _layer_gradient(self, i: int, slope: Tensor) -> Tensor:
         """Write the gradient of layer ``i``'s weights and biases, given the gradient ``slope`` of its sums;
         returns the gradient of the sums of the layer before it."""
         weight, (weight_gradient, bias_gradient) = self.ensemble.net.weights[i], self._layer_gradients[i]
-        width = weight.shape[1]
-        gradient = torch.bmm(self._inputs[i].to(slope.dtype).transpose(1, 2), slope)
-        torch.add(gradient[:, :width], weight, alpha=self.decay[i], out=weight_gradient)
-        bias_gradient[:, 0] = gradient[:, width]
+        _, width, out = weight.shape
+        gradient = torch.bmm(self._inputs[i].transpose(1, 2), slope)
+        torch.add(gradient[:, :width, :out], weight, alpha=self.decay[i], out=weight_gradient)
+        bias_gradient[:, 0] = gradient[:, width, :out]
         if i == 0:
             return slope
-        # with the rows of the biases and the padding: without them, bmm would first copy the weights
-        weights = self._weights[i].transpose(1, 2)
-        input_slope = torch.bmm(slope, weights, out=self._input_slopes[i])[..., :width]
+        # sums beyond the layer's width get a slope, too, which nothing reads: the weights after them are 0
+        weights = self._weights[i].to(slope.dtype).transpose(1, 2)
+        input_slope = torch.bmm(slope, weights, out=self._input_slopes[i])
         slope_before = self._sum_slopes[i - 1]
-        if input_slope.dtype != slope_before.dtype:
-            input_slope = slope_before.copy_(input_slope)
         torch.ops.aten.silu_backward.grad_input(input_slope, self._sums[i - 1], grad_input=slope_before)
         return slope_before
 
 
-def _product(inputs: Tensor, weights: Tensor, out: Tensor) -> Tensor:
-    """Write the product to ``out``, which may have another dtype than the factors, and return it."""
-    if out.dtype == inputs.dtype:
-        return torch.bmm(inputs, weights, out=out)
-    return out.copy_(torch.bmm(inputs, weights))
+def _padded(width: int) -> int:
+    """Columns of the inputs of a layer of this width: these, that of ones, and then zeros."""
+    return -(-(width + 1) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
