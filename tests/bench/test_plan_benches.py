@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,9 @@ from murmurate.errors import Refusal
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.learning import Training
-from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.mapping.lines import Line
+from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, key
 from murmurate.recipes import recipe
 from murmurate.training.run import Run
 
@@ -105,7 +106,7 @@ def test_failing_fast_wins_no_comparison(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(plan_target, "_planned", lambda *_: (found, 1))
     monkeypatch.setattr(plan_target.learning, "to_target", trained)
     settings = plan_target.PlanTargetPlan(trials=2, finalists=2, seeds=2, where=str(tmp_path))
-    row = plan_target._row("cartpole-a2c", 300.0, DeviceProfile(2), settings, print)
+    row = plan_target._row("cartpole-a2c", 300.0, settings, print)
     assert row["best"] == plan_target.UNCHANGED
     assert (row["missed"]["fails"], row["unfinished"]) == (2, 1)
     assert row["planning_seconds"] >= 0
@@ -114,36 +115,42 @@ def test_failing_fast_wins_no_comparison(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (result["least_default_over_choice"], result["greatest_choice_over_best"]) == (0.0, None)
 
 
-def test_no_plan_is_judged_by_the_seeds_it_was_made_from(
+def test_no_plan_is_judged_by_the_seeds_it_was_made_from_also_after_an_interruption(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = recipe("cartpole-a2c")
-    costs: Any = SimpleNamespace(learning=None)
-    planned_from: list[int] = []
+    line = Line(1e-3, 0.0, (1e-3, 1e-3), (0.0, 0.0), (1, 64), 0.0)
+    measured, trained = list[str](), list[int]()
+    interrupt_at = [1, 4]  # numbers of finished trainings: within those of the plan, and after them
 
-    def measured(run: Run, target: float, log: Any, seeds: int = 2) -> Any:
-        planned_from.extend(range(seeds))
-        return SimpleNamespace(unfinished=0)
-
-    trained: list[int] = []
+    def add_variants(profile: DeviceProfile, run: Run, log: Any, keep: Any) -> None:
+        if not profile.recipes:
+            measured.append(run.recipe)
+            lines = dict.fromkeys(PRIMITIVES, line)
+            profile.recipes[key(run)] = RecipeCosts(lines, dict.fromkeys(PRIMITIVES, 1.0), 0.0, 99)
+            keep()
 
     def to_target(tried: Run, target: float, seed: int) -> Training:
+        if interrupt_at and len(trained) == interrupt_at[0]:
+            del interrupt_at[0]
+            raise KeyboardInterrupt
         trained.append(seed)
         return Training(1.0, 1.0, True)
 
     choice = Candidate(plan_target.UNCHANGED, run, 1.0, "", "", Prediction(1.0, 1.0, {}, "learner", 1.0, 1.0))
-    monkeypatch.setattr(plan_target.costs, "add_variants", lambda *_: True)
+    monkeypatch.setattr(plan_target.costs, "add_variants", add_variants)
     monkeypatch.setattr(plan_target, "runs_with_exchange", lambda *_: [])
-    monkeypatch.setattr(plan_target.learning, "measure", measured)
+    monkeypatch.setattr(plan_target.learning, "factor_pairs", lambda *_: [])
     monkeypatch.setattr(plan_target.learning, "to_target", to_target)
     monkeypatch.setattr(plan_target, "search", lambda *_: [choice])
     settings = plan_target.PlanTargetPlan(trials=1, finalists=1, seeds=3, where=str(tmp_path))
-    profile = DeviceProfile(2, recipes={key(run): costs})
-    plan_target._row("cartpole-a2c", 300.0, profile, settings, lambda line: None)
-    trial, *compared = trained
-    assert planned_from == [0, 1]
-    assert len(compared) == 3
-    assert len({*planned_from, trial, *compared}) == 2 + 1 + 3
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            plan_target._row("cartpole-a2c", 300.0, settings, lambda line: None)
+    plan_target._row("cartpole-a2c", 300.0, settings, lambda line: None)
+    assert len(measured) == 1
+    assert trained[:2] == [0, 1]  # the plan's
+    assert len(set(trained)) == len(trained) == 2 + 1 + 3
 
 
 def test_names_with_dots_have_logs_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

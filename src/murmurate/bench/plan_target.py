@@ -1,5 +1,8 @@
 """Seconds to a target return: of the configuration that ``murmurate plan --objective time`` chooses, of the
-recipe as it is, and of the best of a random search."""
+recipe as it is, and of the best of a random search.
+
+After an interruption, the same command continues: costs and finished trainings are kept.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate.bench._cache import cached_value
+from murmurate.bench._cache import cache_file, cached_value
 from murmurate.bench._result import Log, spread
 from murmurate.errors import Refusal
 from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
+from murmurate.mapping import profile as profiles
 from murmurate.mapping.candidates import Candidate, runs_with_exchange, strategies_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.search import UNCHANGED, search
@@ -25,6 +29,7 @@ from murmurate.ranges import AnyFloat, PositiveInt
 from murmurate.recipes import recipe
 from murmurate.spec import usable_cores
 from murmurate.training.run import Run
+from murmurate.training.run_folder import plain
 
 NAME = "plan-target"
 # of counting runs that miss the target, of candidates and of seeds; rows of another rule are not reused
@@ -42,8 +47,8 @@ class PlanTargetPlan:
     that ends a run. trials: number of configurations that the random search tries, with one seed each.
     finalists: number of its fastest ones that run with all seeds.
 
-    where: the folder that keeps the rows; a recipe that is measured with the same settings and versions, on
-    the same processor, is not run again.
+    where: the folder that keeps rows, costs and trainings; what is measured with the same settings and
+    versions, on the same processor, is not run again.
     seeds: number of seeds of the recipe, the plan's choice and each finalist.
     """
 
@@ -69,31 +74,37 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     the same seed of which one at least reached the target; ``choice_over_best``: the choice's over those of
     the search's best configuration. None where no such pair is left, or the median is infinite. The worst of
     each over the recipes is also given; None if any is None. ``unfinished``: number of the runs from which
-    the plan was made that missed the target. ``planning_seconds``: how long the plan took, which counts in no
-    ratio. Raises Refusal unless each recipe has a target, which it reaches by itself.
+    the plan was made that missed the target. ``planning_seconds``: how long the plan took, since the last
+    interruption; it counts in no ratio. Raises Refusal unless each recipe has a target, which it reaches by
+    itself.
     """
     if len(plan.recipes) != len(plan.targets):
         raise Refusal(
             f"there are {len(plan.recipes)} recipes and {len(plan.targets)} targets. Give each recipe one."
         )
-    profile = DeviceProfile.here(usable_cores(), "cpu")
     rows = []
     for name, target in zip(plan.recipes, plan.targets, strict=True):
         settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE]
-        measure_row = functools.partial(_row, name, target, profile, plan, log)
+        measure_row = functools.partial(_row, name, target, plan, log)
         rows.append(cached_value(Path(plan.where), name, settings, measure_row))
     return {
         "least_default_over_choice": _worst(min, [row["default_over_choice"] for row in rows]),
         "greatest_choice_over_best": _worst(max, [row["choice_over_best"] for row in rows]),
         "rows": rows,
-        "cores": profile.cores,
+        "cores": usable_cores(),
     }
 
 
-def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
-    run = recipe(name)
+def _row(name: str, target: float, plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
+    run, where = recipe(name), Path(plan.where)
+
+    def train(run: Run, target: float, seed: int) -> learning.Training:
+        of = [learning.learned_by(run), plain(run.placement), target, seed, _RULE]
+        training = cached_value(where, f"{name} training", of, lambda: learning.to_target(run, target, seed))
+        return learning.Training(*training)
+
     began = time.monotonic()
-    candidates, unfinished = _planned(run, target, profile, log)
+    candidates, unfinished = _planned(run, target, cache_file(where, f"{name} profile", target), log, train)
     planning_seconds = time.monotonic() - began
     choice = candidates[0]
     draws = random.Random(0)
@@ -101,7 +112,7 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
     # other seeds than those of the runs from which the plan is made, and than those of the trials
     compared = range(_PLAN_SEEDS, _PLAN_SEEDS + plan.seeds)
     for number, tried in enumerate(draws.sample(candidates, min(plan.trials, len(candidates)))):
-        training = learning.to_target(tried.run, target, seed=compared.stop + number)
+        training = train(tried.run, target, compared.stop + number)
         trials.append((training.seconds if training.reached else math.inf, number, tried))
         log(f"{name} trial {number + 1}, {tried.name}: {_told(training)}")
     finalists = [tried for _, _, tried in sorted(trials, key=lambda trial: trial[:2])[: plan.finalists]]
@@ -110,7 +121,7 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
     counted: dict[str, list[float]] = {named: [] for named in configurations}
     for seed in compared:  # all configurations in turn, on a machine that may change meanwhile
         for named, configuration in configurations.items():
-            training = learning.to_target(configuration, target, seed)
+            training = train(configuration, target, seed)
             seconds[named].append(training.seconds)
             counted[named].append(training.seconds if training.reached else math.inf)
             log(f"{name} seed {seed}, {named}: {_told(training)}")
@@ -149,12 +160,20 @@ def _told(training: learning.Training) -> str:
     return f"{training.seconds:.1f} s{'' if training.reached else ', target missed'}"
 
 
-def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> tuple[list[Candidate], int]:
+def _planned(
+    run: Run, target: float, kept: Path, log: Log, train: learning.Train
+) -> tuple[list[Candidate], int]:
     """The candidates of ``murmurate plan``, the best predicted first, of which the one without changes is
-    called ``UNCHANGED``; and how many runs missed the target."""
-    costs.add_variants(profile, run, log)
+    called ``UNCHANGED``; and how many runs missed the target. kept: the file of the profile."""
+    profile = profiles.load(kept) if kept.exists() else DeviceProfile.here(usable_cores(), "cpu")
+    save = functools.partial(profiles.save, profile, kept)
+    costs.add_variants(profile, run, log, keep=save)
     measured = profile.recipes[key(run)]
     for exchanging_run in runs_with_exchange(run, profile.cores, strategies_of(run, shorter=True)):
         costs.add_exchange(profile, exchanging_run, log)
-    measured.learning = learning.measure(run, target, log, _PLAN_SEEDS)
-    return search(run, profile, "time"), measured.learning.unfinished
+        save()
+    known = measured.learning
+    if known is None or not learning.answers(known, run, target, ()):
+        known = measured.learning = learning.measure(run, target, log, _PLAN_SEEDS, train=train)
+        save()
+    return search(run, profile, "time"), known.unfinished

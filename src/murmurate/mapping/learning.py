@@ -62,6 +62,10 @@ class Training(NamedTuple):
     reached: bool
 
 
+Train = Callable[[Run, float, int], Training]
+"""Trains a run to a target, with a seed (see ``to_target``)."""
+
+
 def factors(run: Run) -> dict[str, float]:
     """The rule's factors for ``run``; 1 for a factor that the run does not have. asynchrony: 2 for replicas
     that do not wait for one another, else 1. precision: 2 for bfloat16, else 1. A strategy with a factor of
@@ -134,9 +138,10 @@ def measure(
     log: Callable[[str], None],
     seeds: int = 2,
     strategies: Sequence[Strategy] = (),
+    train: Train | None = None,
 ) -> Learning:
     """Train ``run``, and variants of it that each change one factor, until they reach ``target``; also one
-    with each of ``strategies`` that has a factor of its own.
+    with each of ``strategies`` that has a factor of its own. train: does it; None: ``to_target``.
 
     Raises Refusal if ``run`` itself does not reach it with every seed, or has no returns; RunFailed if
     ``run`` itself fails. A variant that fails counts as one that missed the target.
@@ -147,7 +152,7 @@ def measure(
 
     def trained_with(variant: Run, seed: int) -> Training:
         try:
-            return to_target(variant, target, seed)
+            return (train or to_target)(variant, target, seed)
         except (Refusal, RunFailed) as failure:
             if variant == run:
                 raise
