@@ -131,6 +131,8 @@ def test_it_goes_on_without_replays_that_were_damaged() -> None:
     for _ in range(6):
         next(again)
     assert learner.learned == [False, True]
+    again.fresh_start(0)  # before any replica has learned: with the 10 random env steps
+    assert next(again).env_steps == 12
     for each in (source, again):
         each.close()
 

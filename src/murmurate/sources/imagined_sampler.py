@@ -208,9 +208,10 @@ class ImaginedSampler:
         self.model_replay.load(state["replays"]["model_replay"])
 
     def fresh_start(self, batches: int) -> None:
-        """Begin in the middle of a run with empty replays: learn as soon as a batch can be drawn."""
+        """Begin after ``batches`` batches with empty replays: in the middle of a run, learn as soon as one
+        can be drawn."""
         self.batches = batches
-        self.played, self._drawn_batches = self.config.learning_starts, 0
+        self.played, self._drawn_batches = self.config.learning_starts if batches else 0, 0
         self.exact = False
 
     def close(self) -> None:
