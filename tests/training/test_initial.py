@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from murmurate.agents.d4pg import D4PG
+from murmurate.agents.sac import SAC
 from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import recipe
 from murmurate.record.stored import write_json
-from murmurate.replica.state_dict import state_of
+from murmurate.replica.state_dict import state_of, tensors_of
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
+from murmurate.spec import EnvSpec
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.checkpoint import read_manifest
 from murmurate.training.restore import consensus, initial_values, run_folder, warn_of_other_classes
@@ -126,6 +129,28 @@ def test_target_networks_start_there_too(name: str) -> None:
     for one, another in zip(ours, theirs, strict=True):
         for (key, x), y in zip(one.net.state_dict().items(), another.net.state_dict().values(), strict=True):
             torch.testing.assert_close(x, y, msg=key)
+
+
+@pytest.mark.parametrize("config", [SAC(hidden=4), D4PG(hidden=4, v_min=0.0, v_max=500.0)])
+def test_bounds_of_actions_and_of_returns_are_the_new_runs(config: Any) -> None:
+    """Of a world of the same shapes, and of settings that may be others."""
+
+    def spec(bound: float) -> EnvSpec:
+        return EnvSpec("steering", (3,), torch.float32, 0, (2,), (-bound, -bound), (bound, bound))
+
+    other = type(config)(hidden=4).build(Context(spec(1.0), Replica, seed=7))
+    initial = {name: tensors_of(replica) for name, replica in other.replicas.items()}
+
+    def build(member: Any) -> Any:
+        replicator = Replicator(AllReduce(), member, initial=initial)
+        return config.build(Context(spec(3.0), replicator.replicate, seed=1))
+
+    (built,) = SimulatedFabric(1, seed=0).run([build])
+    policy = built.replicas["policy"].module
+    torch.testing.assert_close(built.replicas["policy"].params, other.replicas["policy"].params)
+    torch.testing.assert_close(policy.bounds.to_world(torch.ones(1, 2)), torch.full((1, 2), 3.0))
+    if isinstance(config, D4PG):
+        assert built.critic.support[[0, -1]].tolist() == [0.0, 500.0]
 
 
 def _targets(agent: Any) -> list[Any]:

@@ -121,12 +121,13 @@ def fixed_tensors(replica: Replica) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def write_values(replica: Replica, values: Mapping[str, Tensor]) -> None:
-    """Overwrite parameters and buffers by those of the same names.
+    """Overwrite parameters and buffers by those of the same names, except for buffers that are not
+    persistent: those follow from the settings, as the bounds of actions do, which may be others there.
 
     Raises ValueError naming one that only one side has, that has another shape, or that is not finite; then
     some may have been overwritten.
     """
-    tensors = tensors_of(replica)
+    tensors, derived = tensors_of(replica), _not_persistent(replica.module)
     if differing := tensors.keys() ^ values.keys():
         name = min(differing)
         sides = "is missing there" if name in tensors else "is only there"
@@ -136,8 +137,18 @@ def write_values(replica: Replica, values: Mapping[str, Tensor]) -> None:
         if value.shape != own.shape:
             raise ValueError(f"{name} has shape {list(value.shape)}, and in this run {list(own.shape)}")
         refuse_not_finite(value, name)
-        own.copy_(value)
+        if name not in derived:
+            own.copy_(value)
     replica.reload()
+
+
+def _not_persistent(module: nn.Module) -> set[str]:
+    """The names of the buffers that ``module.state_dict()`` leaves out."""
+    return {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, owner in module.named_modules()
+        for name in owner._non_persistent_buffers_set
+    }
 
 
 def refuse_not_finite(saved: Tensor, name: str) -> None:
