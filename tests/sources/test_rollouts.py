@@ -322,6 +322,20 @@ def test_resuming_keeps_recurrent_memory_and_unfinished_games() -> None:
         assert list(a.episodes) == list(b.episodes)
 
 
+def test_an_initial_memory_that_is_learned_brings_no_graph_into_the_data() -> None:
+    """Copies of it into one tensor, as actors send them, would make the graph of that tensor ever longer."""
+    learned = torch.nn.Parameter(torch.zeros(1))
+
+    class Learning(Counter):
+        def initial_memory(self, batch: int) -> Tensor:
+            return learned.expand(batch, 1)
+
+    rollouts = RolloutSource(groups_of([[(1, "")]], []), Learning(), steps=3, seed=0)
+    memory = next(rollouts).data.memory
+    assert memory.tolist() == [[0]]
+    assert not memory.requires_grad
+
+
 def test_what_cannot_be_saved_begins_new_games_on_new_seeds() -> None:
     script: list[list[Line]] = [[(1.0, "")] * 50] * 2
     groups = groups_of(script, [1])

@@ -171,7 +171,9 @@ class SimulatorGroups:
         step = group.reset(derive_seed(self._seed, "games", batches))
         self.note(step.restarts)
         self.first[part] = True
-        self.memory[g] = self._policy.initial_memory(group.size)
+        memory = self._policy.initial_memory(group.size)
+        # without a graph, which would grow where the memory is copied: an initial memory may be learned
+        self.memory[g] = None if memory is None else memory.detach()
         self._on_reset(part.start, group.size)
         return step.observation
 
