@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import os
 import signal
@@ -294,19 +295,19 @@ class RestartingWorld:
         return RestartedAtTheReset([[(1.0, "")]] * simulators)
 
 
-def test_an_actor_counts_and_tells_the_restarts_of_its_first_reset(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@contextmanager
+def ended_actor(config: DQN) -> Iterator[tuple[ActorLoop, ActorRing]]:
+    """An actor whose simulators have ended, and its learner's end of the ring."""
     world: Any = RestartingWorld()
     spec = world.open(3).spec
-    agent: Any = AGENT.build(Context(spec, Replica, 0))
+    agent: Any = config.build(Context(spec, Replica, 0))
     parameters = torch.cat([x.flatten() for x in published_tensors(agent)])
     files = [SharedMemoryFile.create(), SharedMemoryFile.create()]
     SharedParameters(files[0], len(parameters)).publish(parameters, 1)
     reader = ActorRing(files[1], spec, 3)
     settings = ActorSettings(
         world,
-        AGENT,
+        config,
         3,
         0,
         0,
@@ -318,13 +319,37 @@ def test_an_actor_counts_and_tells_the_restarts_of_its_first_reset(
         (files[0].descriptor, len(parameters)),
         files[1].descriptor,
     )
+    loop = ActorLoop(settings)
     with pytest.raises(EOFError):
-        ActorLoop(settings).run()
-    counted = []
-    while reader.waiting_records:
-        counted.append(reader.oldest().restarts)
-        reader.drop()
-    assert counted == [2, 1, 0]
-    assert capsys.readouterr().err.splitlines() == ["b is started again", "c is started again"]
+        loop.run()
+    yield loop, reader
     for file in files:
         file.close()
+
+
+def test_an_actor_counts_and_tells_the_restarts_of_its_first_reset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counted = []
+    with ended_actor(AGENT) as (_, reader):
+        while reader.waiting_records:
+            counted.append(reader.oldest().restarts)
+            reader.drop()
+    assert counted == [2, 1, 0]
+    assert capsys.readouterr().err.splitlines() == ["b is started again", "c is started again"]
+
+
+class BuildsGraphs(DQN):
+    """Its agent does not say that acting needs no gradient."""
+
+    def build(self, context: Context) -> DQNAgent:
+        agent = super().build(context)
+        agent.act = functools.partial(DQNAgent.act.__wrapped__, agent)  # type: ignore[method-assign,attr-defined]
+        return agent
+
+
+def test_an_actor_builds_no_graph_whatever_its_agent_says() -> None:
+    """What it sends would keep the graphs of all its steps."""
+    with ended_actor(BuildsGraphs(**vars(AGENT))) as (loop, reader):
+        assert reader.oldest().steps.action_value is not None
+        assert not any(sent.requires_grad for slot in loop._ring._slots for sent in slot.values())

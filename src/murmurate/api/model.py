@@ -99,6 +99,7 @@ class TrainedModel:
 
     # -- agents -------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def act(self, observation: Any, greedy: bool = True) -> Any:
         """Choose actions.
 

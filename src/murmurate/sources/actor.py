@@ -42,6 +42,7 @@ class ActorLoop:
         )
         self._backoff = Backoff(settings.poll_seconds)
 
+    @torch.no_grad()  # as learners act: what is sent would keep the graphs of all steps
     def run(self) -> None:
         settings = self.settings
         step = self._simulators.reset(derive_seed(settings.seed, f"games {settings.incarnation}"))
