@@ -42,7 +42,6 @@ class ActorLoop:
         )
         self._backoff = Backoff(settings.poll_seconds)
 
-    @torch.no_grad()  # as learners act: what is sent would keep the graphs of all steps
     def run(self) -> None:
         settings = self.settings
         step = self._simulators.reset(derive_seed(settings.seed, f"games {settings.incarnation}"))
@@ -56,7 +55,7 @@ class ActorLoop:
         while True:
             self._actor_agent.refresh()
             observation = step.observation
-            action = self._agent.act(observation, memory, first, self._generator)
+            action = self._act(observation, memory, first)
             if played < settings.random_env_steps:
                 action = self._with_random_actions(action, observation)
             played += settings.simulators
@@ -71,6 +70,10 @@ class ActorLoop:
             pending = ActorStep(steps, list(step.episodes), version, count, settings.starts_before)
             restarts.clear()
             _tell(messages.told(step.restarts))
+
+    @torch.no_grad()  # as learners act: what is sent would keep the graphs of all steps
+    def _act(self, observation: Tensor, memory: Tensor | None, first: Tensor, greedy: bool = False) -> Action:
+        return self._agent.act(observation, memory, first, self._generator, greedy=greedy)
 
     def _with_random_actions(self, action: Action, observation: Tensor) -> Action:
         random = random_actions(self._spec, observation, self._generator)
@@ -92,9 +95,7 @@ class ActorLoop:
 
     def _greedy_value(self, observation: Tensor) -> Tensor:
         no_episode_begins = torch.zeros(len(observation), dtype=torch.bool)
-        value = self._agent.act(
-            observation, None, no_episode_begins, self._generator, greedy=True
-        ).greedy_value
+        value = self._act(observation, None, no_episode_begins, greedy=True).greedy_value
         return torch.zeros(len(observation)) if value is None else value
 
 
