@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,7 +56,8 @@ def made(
         settings = {"trials": 8, "say": said.append, "sampler": "random"} | changes
         objective, folder = Objective("eval_return_mean"), tmp_path / "study"
         space = settings.pop("space", SPACE)
-        made = Study(run, WORDS, [], space, objective, folder, with_options, **settings)
+        train = functools.partial(with_options, run)
+        made = Study(run, WORDS, [], space, objective, folder, train, **settings)
         return made, said, runs
 
     return make

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from murmurate.cli.main import main
 from murmurate.errors import Refusal, RunFailed
 from murmurate.recipes import recipe
 from murmurate.tuning.objective import Objective, TrialProgress, check_objective, read_objective
+from murmurate.tuning.study import Study
 from short_runs import refused
 
 pytest.importorskip("optuna")
@@ -99,6 +101,27 @@ def test_passes_are_refused_where_env_steps_are_searched(
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(100, 2)))
     options = ("--world.path", tmp_path / "rows.npy", "--passes", "3", "--search", "env-steps=200,300")
     assert "Leave out --passes" in refused(capsys, "tune", "table-gmm", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "searched", "env_steps"),
+    [((), ("--updates", "9"), None), (("--env-steps", "500"), ("--updates", "9"), 500)],
+)
+def test_the_budget_of_a_trial_is_that_of_its_command(
+    options: tuple[str, ...],
+    searched: tuple[str, ...],
+    env_steps: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where updates are searched, a recipe's own number of examples does not end a trial: it is no budget."""
+    studies: list[Study] = []
+    monkeypatch.setattr(Study, "tune", lambda study: studies.append(study) or 0)
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(100, 2)))
+    words = ["tune", "table-gmm", "--world.path", str(tmp_path / "rows.npy"), *options]
+    assert main([*words, "--search", "updates=9,11", "--out", str(tmp_path / "study")]) == 0
+    run = studies[0].with_options(searched)
+    assert (run.env_steps, run.updates) == (env_steps, 9)
 
 
 def test_objectives_of_data_sets_need_validation_examples(tmp_path: Path) -> None:

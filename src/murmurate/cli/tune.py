@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.cli.help import Fields
-from murmurate.cli.options import change, given, number_argument, option
+from murmurate.cli.options import given, number_argument, option
 from murmurate.cli.run_verbs import add_env, add_passes, changed, recipe_run, train_fields
 from murmurate.cli.search import search_space
 from murmurate.cli.sweep import check_jobs, crowding, forwarded, option_words
@@ -66,9 +66,9 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
 
     is_grid = options.sampler == GRID
     options.pruner = options.pruner or ("none" if is_grid else "median")
-    run, command = recipe_run(options, rest), f"murmurate tune {quoted(options.recipe)}"
+    base, command = recipe_run(options, rest), f"murmurate tune {quoted(options.recipe)}"
     check_installed(options.sampler, options.pruner)
-    run = changed(run, options, rest, command)
+    run = changed(base, options, rest, command)
     check_jobs(run, options.jobs)
     space = search_space(run, options.search, command)
     count = len(combinations(space)) if is_grid else 30
@@ -103,7 +103,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
         space,
         objective,
         options.out or Path(f"{new_folder(run.recipe)}-study"),
-        lambda run, words: change(run, words, command),
+        lambda words: changed(base, options, [*rest, *words], command),
         options.trials,
         options.minutes,
         options.jobs,

@@ -35,9 +35,9 @@ class Study:
     run: the trials' run, before the searched fields are set. words: ``train`` and its arguments, as in the
     command that would train ``run``. options: options that only ``murmurate tune`` has, for the command that
     continues the study. folder: holds ``study.json``, ``study.db``, ``trial-<n>/`` (a run folder) and
-    ``trial-<n>.log`` of each trial, and ``report.html``. with_options: sets options of ``murmurate train`` in
-    a run. trials: number of trials, those of earlier commands included. minutes: after which no trial is
-    started. jobs: number of trials at once.
+    ``trial-<n>.log`` of each trial, and ``report.html``. with_options: the run that ``words`` train
+    with more options. trials: number of trials, those of earlier commands included. minutes: after which no
+    trial is started. jobs: number of trials at once.
     """
 
     run: Run
@@ -46,7 +46,7 @@ class Study:
     space: Sequence[Dimension]
     objective: Objective
     folder: Path
-    with_options: Callable[[Run, Sequence[str]], Run]
+    with_options: Callable[[Sequence[str]], Run]
     trials: int = 30
     minutes: float | None = None
     jobs: int = 1
@@ -138,7 +138,7 @@ class Study:
             return None
         folder = self.folder / f"trial-{held.number:04d}"
         options = words(self.space, held.trial.params)
-        run = self.with_options(self.run, options)  # its budget may be searched, too
+        run = self.with_options(options)  # its budget may be searched, too
         trial = _Trial(held, folder, TrialProgress(self.objective, run, folder))
         if run_process.has_finished(folder):  # an earlier command was killed before it told Optuna
             return trial, HeldRun(folder)
