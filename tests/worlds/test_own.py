@@ -165,7 +165,7 @@ def test_a_folder_of_modules_is_stored_only_where_it_must(place: Path) -> None:
     assert os.path.isabs(world("env:own_envs.py:make_env").target)  # type: ignore[union-attr]
 
 
-def test_a_file_that_has_moved_is_named_to_evaluate_report_and_resume(
+def test_a_file_that_has_moved_is_named_to_evaluate_report_export_and_resume(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--env", "own_envs.py:make_env", "--algorithm", "a2c", "--env-steps", "300"]
@@ -173,11 +173,13 @@ def test_a_file_that_has_moved_is_named_to_evaluate_report_and_resume(
     (place / "other").mkdir()
     for name in ("own_envs.py", "own_neighbour.py"):
         (place / name).rename(place / "other" / name)
-    for verb in ("eval", "report", "resume"):
-        assert main([verb, "run"]) == 2
-        assert "--env of murmurate resume, eval and report" in capsys.readouterr().err
-    for verb in ("eval", "report"):
-        assert main([verb, "run", "--env", "other/own_envs.py:make_env"]) == 0
+    export = ["export", "run", "--to", "policy.safetensors"]
+    for words in (["eval", "run"], ["report", "run"], ["resume", "run"], export):
+        assert main(words) == 2
+        assert "--env of murmurate resume, eval, report and export" in capsys.readouterr().err
+    for words in (["eval", "run"], ["report", "run"], export):
+        assert main([*words, "--env", "other/own_envs.py:make_env"]) == 0
+    assert Path("policy.safetensors").exists()
     for verb in ("eval", "resume"):
         assert main([verb, "run", "--env", "Acrobot-v1"]) == 2
         assert "names no class or function" in capsys.readouterr().err

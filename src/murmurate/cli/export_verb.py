@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from murmurate.cli.result_verbs import add_checkpoint
+from murmurate.cli.result_verbs import add_checkpoint, add_env_in_place
 from murmurate.errors import Refusal, quoted
 
 
@@ -32,6 +32,7 @@ def add_verb(verbs: Any) -> None:
         help="with --to: the best checkpoint instead of the last (of runs on simulators only)",
     )
     add_checkpoint(export)
+    add_env_in_place(export)
     export.add_argument("--csv", type=Path, metavar="FILE", help="a row for each record of metrics.jsonl")
     export.add_argument("--parquet", type=Path, metavar="FILE", help="the same, for data frames")
     export.add_argument("--json", action="store_true", help="print what was written, as one JSON object")
@@ -46,10 +47,10 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             f"Say what to write, as in: murmurate export {quoted(options.folder)} --to policy.onnx "
             "(.pt2, .safetensors), --csv record.csv or --parquet record.parquet"
         )
-    if (options.best or options.checkpoint) and options.to is None:
-        option = "--best" if options.best else "--checkpoint"
+    of_model = [f"--{name}" for name in ("best", "checkpoint", "env") if getattr(options, name)]
+    if of_model and options.to is None:
         raise Refusal(
-            f"{option} chooses the parameters that --to exports, and a record has none. Leave it out."
+            f"{of_model[0]} is for the model that --to exports, and a record has none. Leave it out."
         )
     files = [path.absolute() for path in (options.to, options.csv, options.parquet) if path is not None]
     if len(set(files)) < len(files):
@@ -59,9 +60,10 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         from murmurate.api.loading import load
 
         check_path(options.to)
-        model = load(options.folder, best=options.best, checkpoint=options.checkpoint).export(options.to)
-        written |= {**dataclasses.asdict(model), "path": str(model.path)}
-        lines.append(f"{model.path}: {_contents(model)}")
+        model = load(options.folder, best=options.best, checkpoint=options.checkpoint, env=options.env)
+        exported = model.export(options.to)
+        written |= {**dataclasses.asdict(exported), "path": str(exported.path)}
+        lines.append(f"{exported.path}: {_contents(exported)}")
     for name in ("csv", "parquet"):
         if (path := getattr(options, name)) is not None:
             from murmurate.record import table
@@ -73,8 +75,8 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _contents(model: Any) -> str:
-    if not model.inputs:
-        return f"{len(model.outputs)} tensors"
-    inputs, outputs = ", ".join(model.inputs), ", ".join(model.outputs)
-    return f"({inputs}) to ({outputs}); differs from the model by at most {model.max_error:.2g}"
+def _contents(exported: Any) -> str:
+    if not exported.inputs:
+        return f"{len(exported.outputs)} tensors"
+    inputs, outputs = ", ".join(exported.inputs), ", ".join(exported.outputs)
+    return f"({inputs}) to ({outputs}); differs from the model by at most {exported.max_error:.2g}"

@@ -105,8 +105,8 @@ def load_file(file: str, purpose: str) -> ModuleType:
     if not os.path.isfile(file):
         raise Refusal(
             f"{purpose} needs the file {file}, which is not there. Check the path, or put it back. A run "
-            "that was made with it takes another environment: --env of murmurate resume, eval and report, or "
-            "env of murmurate.load and murmurate.resume."
+            "that was made with it takes another environment: --env of murmurate resume, eval, report and "
+            "export, or env of murmurate.load and murmurate.resume."
         )
     return _execute(os.path.abspath(file), os.stat(file).st_mtime_ns, purpose)
 
