@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
 import os
 import signal
+import weakref
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import torch
 from short_simulations import STEP, result, run_of
 
 from murmurate.simulation.cluster import Cluster
+from murmurate.simulation.monitor import Monitor
 from murmurate.simulation.start import Simulation, simulate
 from murmurate.strategies import strategies
 from murmurate.strategies.dpsgd.master import Master
@@ -154,6 +157,28 @@ def test_the_simulators_of_a_crashed_member_are_closed(tmp_path):
     summary = result(tmp_path / "run", run, Cluster(crash_every_seconds=0.1, restart_after_seconds=0.02))
     assert summary["faults"]["died"] >= 1
     assert [child for child in psutil.Process().children() if child not in before] == []
+
+
+def test_a_run_of_many_crashes_keeps_no_learner_that_has_died(tmp_path, monkeypatch):
+    """Each has a replay, say, so memory would grow with every crash."""
+    lives, kept = [], []
+    begin, close = Monitor.begin, Monitor.close
+
+    def begun(monitor, learner):
+        lives.append(weakref.ref(learner))
+        begin(monitor, learner)
+
+    def closed(monitor):
+        gc.collect()
+        kept.append(sum(life() is not None for life in lives))
+        close(monitor)
+
+    monkeypatch.setattr(Monitor, "begin", begun)
+    monkeypatch.setattr(Monitor, "close", closed)
+    cluster = Cluster(crash_every_seconds=0.05, restart_after_seconds=0.01)
+    summary = result(tmp_path / "run", run_of("gala", replicas=2, updates=40, steps=1), cluster)
+    assert kept == [2]
+    assert len(lives) == 2 + summary["faults"]["joined"] > 2
 
 
 def test_many_members_may_come_back_while_others_are_told_of_deaths(tmp_path):

@@ -87,6 +87,11 @@ class SimulatedLearner:
     def updates(self) -> int:
         return updates_of(self.agent)
 
+    @property
+    def staleness_max(self) -> int:
+        """The greatest staleness of all replicas so far."""
+        return max((bound.staleness_max for bound in self.replicator.bound_replicas.values()), default=0)
+
     def load_state_from_peer(self, donor: SimulatedLearner) -> None:
         """Join with a living peer's state, as in ``murmurate.training.rejoin``."""
         self.replicator.load(state_to_load(self.replicator, donor.replicator.state()))

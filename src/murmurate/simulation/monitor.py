@@ -20,7 +20,7 @@ from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.replicator.replicator import mean_fields
 from murmurate.simulation.cluster import Cluster
-from murmurate.simulation.member import SimulatedLearner
+from murmurate.simulation.member import Costs, SimulatedLearner
 from murmurate.spec import Batch
 from murmurate.training.divergence import relative_spread
 from murmurate.training.episode_means import EpisodeMeans
@@ -53,7 +53,9 @@ class Monitor:
         self._tail = Tail(self._path)  # what the callbacks have not been called with
         self._recorders: dict[int, Recorder] = {}
         self.learners: dict[int, SimulatedLearner] = {}  # the newest incarnation of each rank
-        self.former: list[SimulatedLearner] = []  # earlier incarnations
+        # of earlier incarnations, which themselves are not kept: each has a replay
+        self.former_costs: list[Costs] = []
+        self.former_staleness_max = 0
         self.finished: dict[int, float] = {}  # rank -> virtual second
         self.died: dict[int, float] = {}
         self._drained: set[int] = set()
@@ -82,8 +84,9 @@ class Monitor:
     # -- called by learners ------------------------------------------------------------------------
 
     def begin(self, learner: SimulatedLearner) -> None:
-        if learner.rank in self.learners:
-            self.former.append(self.learners[learner.rank])
+        if (former := self.learners.get(learner.rank)) is not None:
+            self.former_costs.append(former.costs())
+            self.former_staleness_max = max(self.former_staleness_max, former.staleness_max)
         self.learners[learner.rank] = learner
         self._last_updates[learner.rank] = learner.updates
 
@@ -131,6 +134,10 @@ class Monitor:
 
     def all_drained(self) -> bool:
         return not any(r < self.run.replicas and r not in self._drained for r in self.fabric.living)
+
+    def costs(self) -> list[Costs]:
+        """The costs of all incarnations of all learners."""
+        return [*self.former_costs, *(learner.costs() for learner in self.learners.values())]
 
     @property
     def running(self) -> list[int]:
@@ -247,8 +254,7 @@ class Monitor:
         several = len(learners) > 1
         now = self.fabric.virtual_seconds
         # with those that died: sums that fall would be taken for counts that began anew
-        counted = learners if self._records_apart else [*self.former, *self.learners.values()]
-        costs = [learner.costs() for learner in counted]
+        costs = [learner.costs() for learner in learners] if self._records_apart else self.costs()
         replicas = 1 if self._records_apart else self.run.replicas
         env_steps = learners[0].env_steps if self._records_apart else self.env_steps
         episodes = self._unrecorded.pop(replica, [])
@@ -266,7 +272,7 @@ class Monitor:
                 [learner.outcome.read_metrics() for learner in learners if learner.outcome.metrics]
             ),
             "staleness": max(b.last.staleness for b in bound_replicas),
-            "staleness_max": max(b.staleness_max for b in bound_replicas),
+            "staleness_max": max(learner.staleness_max for learner in learners),
             "heard": statistics.fmean(b.last.heard for b in bound_replicas),
             "rounds": int(statistics.median(b.last.round for b in bound_replicas)),
             "waiting_seconds": sum(cost.waiting_seconds for cost in costs) / replicas,

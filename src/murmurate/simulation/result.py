@@ -25,9 +25,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Write and return ``summary.json``; a finished run is evaluated first. Fields: ``docs/metrics.md``,
     ``docs/simulate.md``."""
-    learners = [*monitor.former, *monitor.learners.values()]
-    costs = [learner.costs() for learner in learners]
-    bound_replicas = [bound for learner in learners for bound in learner.replicator.bound_replicas.values()]
+    costs = monitor.costs()
+    staleness_max = [monitor.former_staleness_max, *(x.staleness_max for x in monitor.learners.values())]
     centre_bytes = [centre.replicator.bytes_exchanged] if centre is not None else []
     finished = [monitor.learners[rank] for rank in sorted(monitor.finished)]
     virtual_seconds = max(monitor.finished.values(), default=monitor.fabric.virtual_seconds)
@@ -52,7 +51,7 @@ def summarize(
         "total_updates": monitor.updates,
         **shares(costs),
         "bytes_exchanged": sum(cost.bytes for cost in costs) + sum(centre_bytes),
-        "staleness_max": max((bound.staleness_max for bound in bound_replicas), default=0),
+        "staleness_max": max(staleness_max),
         "disagreement_final": disagreement(finished) if len(finished) > 1 else None,
         "train_return_mean": statistics.fmean(monitor.returns) if monitor.returns else None,
         "dead_replicas": sorted(monitor.died),
