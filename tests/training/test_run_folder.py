@@ -23,6 +23,7 @@ from murmurate.training.run_folder import (
     locked,
     read_run,
     restored_if_refused,
+    set_aside,
     unclaim,
     write_roles,
     write_run,
@@ -266,3 +267,13 @@ def test_what_was_raised_is_said_where_the_new_file_cannot_be_removed(tmp_path: 
     (tmp_path / "file.new").mkdir()  # an unlink of it fails, as on a read-only disk
     with pytest.raises(RunFailed, match="the cause"), replacing(tmp_path / "file"):
         raise RunFailed("the cause")
+
+
+def test_what_a_cut_off_trial_left_is_no_trial_of_the_study(tmp_path: Path) -> None:
+    """``murmurate report study/trial-*/``, as the pages have it, takes the trials alone."""
+    (tmp_path / "trial-0003").mkdir()
+    (tmp_path / "trial-0003" / "run.json").touch()
+    place = set_aside(tmp_path / "trial-0003")
+    assert [path.name for path in place.iterdir()] == ["run.json"]
+    assert list(tmp_path.iterdir()) == [place]
+    assert not list(tmp_path.glob("trial-*"))

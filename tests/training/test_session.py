@@ -86,7 +86,7 @@ def test_one_command_begins_a_run_goes_on_with_it_and_leaves_it_finished(
     with pytest.warns(UserWarning, match="had saved no checkpoint; it is now"):
         assert main(words) == 0
     capsys.readouterr()
-    (left,) = tmp_path.glob("run-cut-off-*")
+    (left,) = tmp_path.glob("cut-off-run-*")
     assert not (left / "run.json").exists()
 
     before = content(folder)

@@ -352,10 +352,11 @@ def unit_of(folder: Path) -> str:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename ``folder``, which an interrupted run left, if it exists; returns its new name."""
+    """Rename ``folder``, which an interrupted run left, if it exists; returns its new name, which patterns
+    such as ``trial-*`` do not fit."""
     if not folder.exists():
         return folder
-    return folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
+    return folder.rename(folder.with_name(f"cut-off-{folder.name}-{folder.stat().st_mtime_ns}"))
 
 
 @contextmanager
