@@ -65,6 +65,7 @@ def test_progress_is_reported_at_tenths_of_the_budget(tmp_path: Path) -> None:
         # of what chooses among settings, no figure is of test data
         ("cifar10-resnet20", None, Objective("validation_accuracy")),
         ("corpus-lda", None, Objective("validation_perplexity", minimize=True)),
+        ("corpus-lda", "perplexity_bound", Objective("perplexity_bound", minimize=True)),
         ("table-gmm", None, Objective("validation_log_likelihood")),
         ("cifar10-resnet20", "accuracy", Objective("accuracy")),
         ("cifar10-resnet20", "loss", Objective("loss", minimize=True)),

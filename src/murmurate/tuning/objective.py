@@ -53,8 +53,8 @@ def read_objective(text: str | None, run: Run) -> Objective:
     """``NAME``, ``NAME:max`` or ``NAME:min``; None: the figure that the run's evaluation is about, of
     validation data where it has such figures.
 
-    Without a direction, lower is better for a loss, and if the curve of the figure says so, else higher.
-    Raises Refusal.
+    Without a direction, lower is better for a loss, and if the curve of the figure, or of one with whose name
+    its own begins (``perplexity_bound``), says so; else higher. Raises Refusal.
     """
     headline, validation = run.evaluation.headline, run.evaluation.validation
     curves = {c.metric: c for c in (*(() if headline is None else (headline,)), *run.evaluation.curves)}
@@ -62,8 +62,8 @@ def read_objective(text: str | None, run: Run) -> Objective:
     name, colon, direction = (text or default).partition(":")
     if (colon and direction not in ("min", "max")) or not name:
         raise Refusal(f"--objective takes NAME, NAME:max or NAME:min, not '{text}'.")
-    curve = curves.get(_recorded(name, run))
-    lower = name.endswith("loss") or (curve is not None and curve.lower_is_better)
+    lower_curves = tuple(metric for metric, curve in curves.items() if curve.lower_is_better)
+    lower = name.endswith("loss") or _recorded(name, run).startswith(lower_curves)
     return Objective(name, direction == "min" if colon else lower)
 
 
