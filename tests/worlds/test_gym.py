@@ -12,6 +12,7 @@ import torch
 
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds._gym_env import without_checks
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.gym import CLASSIC, MUJOCO, GymWorld
 from murmurate.worlds.gym_simulators import GymSimulators
@@ -115,6 +116,26 @@ def test_mujoco_equals_gymnasium_bit_for_bit(
     monkeypatch.chdir(tmp_path)  # gymnasium.make leaves MuJoCo's log file where it is called
     terminated, truncated = assert_equals_gymnasium(ident, 15, 40, size=2)
     assert terminated + truncated >= 4
+
+
+def test_each_environment_has_its_own_time_limit() -> None:
+    limits = iter((3, 5, 2))
+    made = []
+
+    def make(b: int) -> tuple[Any, int]:
+        env, limit = without_checks(gymnasium.make("Pendulum-v1", max_episode_steps=next(limits)))
+        made.append(env)
+        return env, limit
+
+    simulators = GymSimulators("pendulum", make, 2, 0)
+    simulators.reset(0)
+    ended = []
+    for number in range(1, 9):
+        if number == 6:  # it raises, and the one in its place has two steps
+            made[1].step = None
+        simulators.send(torch.zeros(2, 1))
+        ended += [(number, e.simulator, e.length) for e in simulators.receive().episodes]
+    assert ended == [(3, 0, 3), (5, 1, 5), (6, 0, 3), (8, 1, 2)]
 
 
 def assert_resumes(ident: str, limit: int | None, before: int, after: int) -> None:

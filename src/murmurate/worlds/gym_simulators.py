@@ -78,7 +78,8 @@ class GymSimulators:
     ) -> None:
         self._make = make
         envs_and_limits = [make(b) for b in range(size)]
-        self._envs, self._limit = [env for env, _ in envs_and_limits], envs_and_limits[0][1]
+        self._envs = [env for env, _ in envs_and_limits]
+        self._limits = np.array([limit for _, limit in envs_and_limits], np.int64)
         self._first = first
         world_name = name if isinstance(name, str) else name.name
         if len({id(env.unwrapped) for env in self._envs}) < size:
@@ -148,7 +149,7 @@ class GymSimulators:
             lost[b], terminated[b], truncated[b] = True, False, True
             observation[b], reward[b], reward_float32[b] = self._observation[b], 0.0, 0.0
         self._counter.tick(reward)
-        truncated = (truncated | (self._counter.length >= self._limit)) & ~terminated
+        truncated = (truncated | (self._counter.length >= self._limits)) & ~terminated
         over = terminated | truncated
         step = TimeStep(
             observation=torch.from_numpy(observation),
@@ -242,7 +243,7 @@ class GymSimulators:
             call = "reset" if cause is None else "its constructor"
             try:
                 if cause is not None:
-                    self._envs[b], _ = self._make(b)
+                    self._envs[b], self._limits[b] = self._make(b)
                     self._savers[b], call = saver(self._envs[b]), "reset"
                 observation[b] = self._convert_observation(reset(self._envs[b], seed))
             except (Exception, SystemExit) as problem:
