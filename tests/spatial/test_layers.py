@@ -43,6 +43,9 @@ ON_IMAGES = {
         functional.pad(x, (2, 2, 2, 2), mode="reflect"), image(2, 4, 5, 5, seed=7)
     ),
     "groups with a shift alone": lambda x: functional.group_norm(x, 2, None, image(4, seed=10)),
+    "factors that round to whole ones": lambda x: functional.interpolate(
+        functional.interpolate(x, scale_factor=(1.05, 2.1)), scale_factor=1.05, mode="bilinear"
+    ),
     "circular pad": lambda x: functional.pad(x, (2, 1, 0, 3), mode="circular"),
     "stack": lambda x: torch.stack([x, x.neg()], 1)[:, 1],
     "the larger of an image and a whole tensor": lambda x: torch.max(x, image(3, 4, 11, 9, seed=2)),

@@ -19,6 +19,10 @@ from murmurate.spatial.pooling import adaptive_avg_pool2d
 from murmurate.spatial.reductions import sum_dtype
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, refuse, spatial, window
 
+# ratios of the sizes of result and source at which torch, on a CPU, ignores the ``scale_factor``, such as
+# 1.05 for 9 pixels
+_EXACT_RATIOS = {"nearest": (1, 2), "bilinear": (1,)}
+
 
 class Taps(NamedTuple):
     """The taps along one axis. pixels: [taps, outputs] int64, positions in the source. weights: of the same
@@ -52,6 +56,8 @@ def interpolate(
         raise refuse(x, f"interpolate with mode {mode} of {x.dtype}")
     taps = []
     for old, new, factor in zip(x.arrangement.sizes, sizes, factors, strict=True):
+        if x.device.type == "cpu" and any(new == r * old for r in _EXACT_RATIOS.get(mode, ())):
+            factor = old / new
         outputs = torch.arange(new, dtype=torch.float64)
         if mode.startswith("nearest"):
             offset = 0.5 if mode == "nearest-exact" else 0.0
