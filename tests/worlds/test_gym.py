@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from murmurate.conformance.simulators import play
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds._gym_env import without_checks
@@ -136,6 +137,18 @@ def test_each_environment_has_its_own_time_limit() -> None:
         simulators.send(torch.zeros(2, 1))
         ended += [(number, e.simulator, e.length) for e in simulators.receive().episodes]
     assert ended == [(3, 0, 3), (5, 1, 5), (6, 0, 3), (8, 1, 2)]
+
+
+def test_a_time_limit_is_saved() -> None:
+    def simulators(*limits: int) -> GymSimulators:
+        return GymSimulators("pendulum", lambda b: (gymnasium.make("Pendulum-v1").unwrapped, limits[b]), 2, 0)
+
+    saved, loaded = simulators(3, 5), simulators(9, 9)
+    saved.reset(0)
+    state = saved.state()
+    assert state is not None
+    loaded.load(state)
+    assert [len(play(loaded, torch.zeros(2, 1)).episodes) for _ in range(5)] == [0, 0, 1, 0, 1]
 
 
 def assert_resumes(ident: str, limit: int | None, before: int, after: int) -> None:

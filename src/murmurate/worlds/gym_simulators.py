@@ -184,6 +184,7 @@ class GymSimulators:
             "episodes": self._counter.state(),
             "seed": self._seed,
             "replacements": torch.from_numpy(self._replacements.copy()),
+            "limits": torch.from_numpy(self._limits.copy()),
         }
 
     def load(self, state: dict[str, Any]) -> TimeStep:
@@ -199,6 +200,7 @@ class GymSimulators:
         self._seed = state.get("seed", 0)
         none = torch.zeros(self.size, dtype=torch.int64)
         restore(self._replacements, state.get("replacements", none), "replacements")
+        restore(self._limits, state.get("limits", torch.from_numpy(self._limits)), "limits")
         restore(self._observation, state["observation"], "observation")
         return first_step(torch.from_numpy(self._observation))
 
