@@ -91,6 +91,21 @@ def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.Captu
     assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
 
 
+def test_resume_refuses_to_move_another_end_than_the_one_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
+    capsys.readouterr()
+    before = content(folder)
+    said = refused(capsys, "resume", folder, "--env-steps", 10**6)
+    assert said == (
+        f"{folder} would learn nothing more: it has reached its end of 3 updates. To go on, give more with "
+        "--updates (in Python: updates), too."
+    )
+    assert content(folder) == before
+
+
 def test_a_run_that_has_reached_its_end_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

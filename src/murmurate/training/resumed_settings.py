@@ -42,14 +42,19 @@ def _changed_options(new: dict[str, Any], stored: dict[str, Any], prefix: str = 
 
 
 def refuse_past_ends(run: Run, stored: Run, folder: Path, newest: Path) -> None:
-    """Raise Refusal if ``run`` is to end earlier than ``stored``, before its checkpoint ``newest``."""
-    for name, number in _made(run, newest).items():
+    """Raise Refusal if ``run`` is to end earlier than ``stored``, before its checkpoint ``newest``; or if it
+    has reached an end, and another one is moved: nothing would be learned."""
+    made = _made(run, newest)
+    for name, number in made.items():
         goal, stored_goal = getattr(run, name), getattr(stored, name)
         # a goal that is raised may still be passed already, by the rest of the last batch
         is_lowered = goal is not None and (stored_goal is None or goal < stored_goal)
         if is_lowered and goal <= number:
             unit = run.unit if name == "env_steps" else name
             raise Refusal(f"{folder} is already at {round(number, 3):,} {unit}; give more than that.")
+    moved: dict[str, Any] = {name: None for name in made if getattr(run, name) != getattr(stored, name)}
+    if moved and (end := reached_end(dataclasses.replace(run, **moved), newest)):
+        raise Refusal(f"{folder} would learn nothing more: {end}, too.")
 
 
 def reached_end(run: Run, newest: Path) -> str:
