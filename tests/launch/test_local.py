@@ -80,8 +80,14 @@ def test_a_replica_that_does_not_stop_is_killed_and_the_others_save(
     assert checkpoint.damage(last) is None
     # the final one: nothing the survivor learned is missing
     records = [r for r in read_lines(folder / "metrics.jsonl") if r["replica"] == 0 and "kind" not in r]
-    assert checkpoint.read_part(last, 0)["updates"] == records[-1]["updates"]
+    part = checkpoint.read_part(last, 0)
+    assert part["updates"] == records[-1]["updates"]
     assert 1 not in checkpoint.parts(last)
+    lines = read_lines(folder / "metrics.jsonl")
+    of_dead = [r["bytes_exchanged"] for r in lines if r["replica"] == 1 and "kind" not in r]
+    assert (
+        finish.summary["bytes_exchanged"] == part["bytes_exchanged"] + of_dead[-1] > part["bytes_exchanged"]
+    )
 
 
 @pytest.mark.slow

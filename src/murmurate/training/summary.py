@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,23 +78,26 @@ def summarize(
     }
     if (skipped := run.world.skipped()) is not None:
         facts["skipped"] = skipped[1]
-    lost_bytes = _lost_bytes(folder) if run.replicas > 1 else 0
-    facts = without_nan(facts | _from_checkpoint(run, last, best, evaluated, lost_bytes))
+    facts = without_nan(facts | _from_checkpoint(run, folder, last, best, evaluated))
     write_json(folder / "summary.json", facts)
     return facts
 
 
-def _lost_bytes(folder: Path) -> int:
-    """Bytes that replicas had exchanged before they were started again; since then they count from 0."""
+def _lost_bytes(folder: Path, saved: Collection[int]) -> int:
+    """Recorded bytes that are in no part of a checkpoint: those that replicas had exchanged before they were
+    started again, since when they count from 0, and all of the dead. saved: ranks that have a part."""
     counts = defaultdict[int, list[float]](list)
     for record in read_metrics(folder / "metrics.jsonl"):
         replica, exchanged = record.get("replica"), record.get("bytes_exchanged")
         if replica is not None and exchanged is not None:
             counts[replica].append(exchanged)
-    return sum(int(ascending(np.array(each))[-1] - each[-1]) for each in counts.values())
+    return sum(
+        int(ascending(np.array(each))[-1] - (each[-1] if rank in saved else 0))
+        for rank, each in counts.items()
+    )
 
 
-def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_bytes: int) -> dict[str, Any]:
+def _from_checkpoint(run: Run, folder: Path, last: Path, best: Path, evaluated: bool) -> dict[str, Any]:
     empty = dict.fromkeys(
         (
             "eval_return_mean", "eval_return_stderr", "episodes", "staleness_max", "disagreement_final",
@@ -108,6 +111,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
     of_replicas = [state for rank, state in zip(ranks, states, strict=True) if rank < run.replicas]
     evaluation = figures(run, last, best=best, alone=True) if evaluated else {}
     evaluation.pop("returns", None)  # the return of each game, which only murmurate eval prints
+    lost_bytes = _lost_bytes(folder, ranks) if run.replicas > 1 else 0
     return {
         **empty,
         **evaluation,
