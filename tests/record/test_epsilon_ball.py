@@ -69,6 +69,27 @@ def _synchronous_run(folder: Path, push: np.ndarray, rounds: int, updates_per_ro
     return np.array(radii)
 
 
+def test_a_replica_that_is_back_with_a_lower_count_has_not_learned_all_of_it_again(tmp_path: Path) -> None:
+    def largest(folder: Path, behind: int) -> float:
+        records = [
+            {
+                "time_seconds": float(k),
+                "replica": i,
+                "env_steps": 800 * k,
+                **dict.fromkeys(("updates", "rounds"), 10 * k - behind * (i == 3 and k > 50)),
+                **dict.fromkeys(("update_norm", "distance_to_mean"), 0.01),
+            }
+            for k in range(1, 101)
+            for i in range(4)
+        ]
+        write_records(folder, records, replicas=4, strategy={"name": "gala", "topology": "ring"})
+        found = epsilon_ball(open_run(folder))
+        assert isinstance(found, Ball)
+        return float(found.before.max())
+
+    assert largest(tmp_path / "rejoined", 30) == pytest.approx(largest(tmp_path / "alive", 0), rel=0.1)
+
+
 @pytest.mark.parametrize("updates_per_round", [1, 4])
 def test_exact_where_the_proposition_is_tight(tmp_path: Path, updates_per_round: int) -> None:
     # Updates along the slowest direction of a symmetric matrix: nothing is lost to the inequality.

@@ -239,8 +239,13 @@ class RecordedRun:
         return sum_of_paths([cumulative(history, "bytes_exchanged") for history in members])
 
     def at(self, times: Array, replica: int, key: str) -> Array:
-        """A cumulative count of one replica at ``times`` [K]: 0 at the start, linear between records."""
-        return np.interp(times, *cumulative(self.histories.get(replica, ()), key))
+        """Updates or rounds of one replica at ``times`` [K]: 0 at the start, linear between records.
+
+        One that was started again goes on with a peer's number: if that is lower, it has made none there.
+        """
+        recorded, values = _path(self.histories.get(replica, ()), key)
+        made: Array = np.cumsum(np.maximum(np.diff(values, prepend=0.0), 0.0))
+        return np.interp(times, recorded, made)
 
     def mean(self, key: str, axis: Axis) -> tuple[Array, Array] | None:
         """(x [G], mean of ``key`` over the replicas [G]); None if no replica recorded it.
@@ -301,9 +306,15 @@ def cumulative(history: Sequence[Record], key: str) -> tuple[Array, Array]:
 
     A member that was started again counts from 0 again: the count goes on from what it had reached.
     """
+    times, values = _path(history, key)
+    return times, ascending(values)
+
+
+def _path(history: Sequence[Record], key: str) -> tuple[Array, Array]:
+    """(times, values) of a count as it was recorded, beginning with 0 at time 0."""
     known = [r for r in history if isinstance(r.get(key), (int, float))]
     times = np.array([0.0, *(float(r["time_seconds"]) for r in known)])
-    return times, ascending(np.array([0.0, *(float(r[key]) for r in known)]))
+    return times, np.array([0.0, *(float(r[key]) for r in known)])
 
 
 def ascending(values: Array) -> Array:
