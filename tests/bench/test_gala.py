@@ -149,7 +149,7 @@ def test_a_run_killed_before_it_saved_begins_anew_and_its_rest_is_set_aside(
     (job.folder / "run.json").write_text("{}")
     _resumable.train(job.run, SILENT)
     assert trainer.commands[0][0] == "train"
-    (aside,) = (tmp_path / "runs").glob("*-cut-off-*")
+    (aside,) = (tmp_path / "runs").glob("cut-off-*")
     assert (aside / "run.json").exists()
 
 

@@ -41,7 +41,7 @@ def test_a_finished_run_counts_on_the_machine_that_made_it(
     for _ in range(3):
         _cache.cached_run(tmp_path / "run", "cartpole-a2c", (), lambda line: None)
     assert len(folders) == made
-    assert len(list(tmp_path.glob("run-cut-off-*"))) == made - 1
+    assert len(list(tmp_path.glob("cut-off-run-*"))) == made - 1
 
 
 def test_a_value_is_computed_once_on_a_machine_for_each_key(
