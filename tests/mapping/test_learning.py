@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,20 @@ def test_a_power_law_is_found_again(name: str, monkeypatch: pytest.MonkeyPatch) 
     for chosen in (*("all-reduce", "local-sgd", "gala"), run.strategy.name):
         other = dataclasses.replace(run, replicas=4, strategy=strategy(chosen)())
         assert env_steps_to_target(other, run, found) == pytest.approx(rule_of(other))
+
+
+def test_fewer_simulators_than_were_tried_are_credited_with_no_gain() -> None:
+    run = recipe("cartpole-ppo")
+    source: Any = run.source
+
+    def steps(simulators: int, exponent: float) -> float:
+        other = dataclasses.replace(run, source=dataclasses.replace(source, simulators=simulators))
+        found = Learning(100.0, 1e4, {"simulators": exponent}, 4, of=learned_by(run))
+        return env_steps_to_target(other, run, found) / 1e4
+
+    half, double = source.simulators // 2, 2 * source.simulators
+    assert [steps(n, 1.0) for n in (half, source.simulators, double)] == [1.0, 1.0, 2.0]
+    assert [steps(n, -1.0) for n in (half, source.simulators, double)] == [2.0, 1.0, 0.5]
 
 
 @pytest.mark.parametrize("name", ["cartpole-a2c", "cartpole-hsa2c"])

@@ -111,7 +111,8 @@ def _row(name: str, target: float, plan: PlanTargetPlan, log: Log) -> dict[str, 
     trials = []
     # other seeds than those of the runs from which the plan is made, and than those of the trials
     compared = range(_PLAN_SEEDS, _PLAN_SEEDS + plan.seeds)
-    for number, tried in enumerate(draws.sample(candidates, min(plan.trials, len(candidates)))):
+    in_any_order = sorted(candidates, key=lambda each: each.name)  # the same trials for another prediction
+    for number, tried in enumerate(draws.sample(in_any_order, min(plan.trials, len(candidates)))):
         training = train(tried.run, target, compared.stop + number)
         trials.append((training.seconds if training.reached else math.inf, number, tried))
         log(f"{name} trial {number + 1}, {tried.name}: {_told(training)}")

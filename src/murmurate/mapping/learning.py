@@ -33,6 +33,7 @@ from murmurate.training.run_folder import plain
 
 _RECORD_SECONDS = 0.1  # between records, from which the duration is known
 FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony", "precision")
+_ONLY_MORE_TRIED = ("replicas", "simulators", "batch")
 _USUAL = ("all-reduce", "local-sgd", "gala")  # the strategies without a factor of their own
 
 
@@ -126,10 +127,13 @@ def answers(known: Learning | None, run: Run, target: float, strategies: Sequenc
 
 
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
-    """The predicted env steps that ``candidate``, a variant of ``run``, needs."""
-    ratios = differences(candidate, run)
-    ratio = math.prod(ratio ** learning.exponents.get(name, 0.0) for name, ratio in ratios.items())
-    return float(learning.env_steps * ratio)
+    """The predicted env steps that ``candidate``, a variant of ``run``, needs. Fewer replicas, simulators or
+    examples than the run's have not been tried (see ``factor_pairs``), and are credited with no gain."""
+    steps = learning.env_steps
+    for name, ratio in differences(candidate, run).items():
+        changed = ratio ** learning.exponents.get(name, 0.0)
+        steps *= max(1.0, changed) if name in _ONLY_MORE_TRIED and ratio < 1 else changed
+    return float(steps)
 
 
 def measure(
