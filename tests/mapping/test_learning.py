@@ -125,7 +125,7 @@ def test_a_run_that_misses_the_target_gives_no_exponent(monkeypatch: pytest.Monk
     def trained(run: Run, target: float, seed: int) -> Training:
         """With twice the simulators, one of two seeds fails early."""
         missed = factors(run)["simulators"] == 16 and seed == 1
-        return Training(1.0 if missed else rule_of(run), 1.0, not missed)
+        return Training(1.0 if missed else rule_of(run), 20.0, not missed)
 
     monkeypatch.setattr(learning, "to_target", trained)
     run, said = recipe("cartpole-a2c"), list[str]()
@@ -136,6 +136,34 @@ def test_a_run_that_misses_the_target_gives_no_exponent(monkeypatch: pytest.Monk
     monkeypatch.setattr(learning, "to_target", lambda run, target, seed: Training(1.0, 1.0, seed == 0))
     with pytest.raises(Refusal, match="lower --target"):
         learning.measure(run, 100.0, silent)
+
+
+@pytest.mark.parametrize(("seconds", "seeds"), [(20.0, 2), (7.0, 5), (1.0, 8)])
+def test_short_runs_have_more_seeds(seconds: float, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple[str, int]] = []
+
+    def train(run: Run, target: float, seed: int) -> Training:
+        trained.append((learned_by(run), seed))
+        return Training(1e4, seconds, True)
+
+    monkeypatch.setattr(learning, "to_target", train)
+    run = recipe("cartpole-a2c")
+    assert learning.measure(run, 100.0, silent).runs == len(trained) == len(set(trained))
+    of_run = learned_by(run)
+    assert [seed for trained_run, seed in trained if trained_run == of_run] == list(range(seeds))
+
+
+def test_env_steps_of_runs_that_miss_the_target_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With twice the simulators, two of eight seeds miss it, after three times as many env steps."""
+
+    def train(run: Run, target: float, seed: int) -> Training:
+        missed = factors(run)["simulators"] == 16 and seed in (3, 5)
+        return Training(3e4 if missed else 1e4, 1.0, not missed)
+
+    monkeypatch.setattr(learning, "to_target", train)
+    found = learning.measure(recipe("cartpole-a2c"), 100.0, silent)
+    assert found.unfinished == 2
+    assert 2 ** found.exponents["simulators"] == pytest.approx((6 * 1.0 + 2 * 3.0) / 6)
 
 
 def test_a_run_that_fails_counts_as_one_that_misses_the_target(monkeypatch: pytest.MonkeyPatch) -> None:

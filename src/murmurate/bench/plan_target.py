@@ -33,8 +33,7 @@ from murmurate.training.run_folder import plain
 
 NAME = "plan-target"
 # of counting runs that miss the target, of candidates and of seeds; rows of another rule are not reused
-_RULE = 4
-_PLAN_SEEDS = 2  # number of seeds of the runs from which the plan is made
+_RULE = 5
 SUMMARY = (
     "seconds to a return: the recipe's over a plan's choice's, and the choice's over a random search's best; "
     "--full: 40 trials"
@@ -110,7 +109,7 @@ def _row(name: str, target: float, plan: PlanTargetPlan, log: Log) -> dict[str, 
     draws = random.Random(0)
     trials = []
     # other seeds than those of the runs from which the plan is made, and than those of the trials
-    compared = range(_PLAN_SEEDS, _PLAN_SEEDS + plan.seeds)
+    compared = range(learning.MOST_SEEDS, learning.MOST_SEEDS + plan.seeds)
     in_any_order = sorted(candidates, key=lambda each: each.name)  # the same trials for another prediction
     for number, tried in enumerate(draws.sample(in_any_order, min(plan.trials, len(candidates)))):
         training = train(tried.run, target, compared.stop + number)
@@ -175,6 +174,6 @@ def _planned(
         save()
     known = measured.learning
     if known is None or not learning.answers(known, run, target, ()):
-        known = measured.learning = learning.measure(run, target, log, _PLAN_SEEDS, train=train)
+        known = measured.learning = learning.measure(run, target, log, train=train)
         save()
     return search(run, profile, "time"), known.unfinished

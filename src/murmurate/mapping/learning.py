@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,9 @@ from murmurate.strategies.interface import Strategy
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
 
+LEAST_SEEDS, MOST_SEEDS = 2, 8
+_SECONDS = 30.0  # of one configuration's runs, after which it gets no further seed
+_SHARE_REACHED = 0.75  # of a configuration's runs, at least; with two seeds, both
 _RECORD_SECONDS = 0.1  # between records, from which the duration is known
 FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony", "precision")
 _ONLY_MORE_TRIED = ("replicas", "simulators", "batch")
@@ -140,19 +142,21 @@ def measure(
     run: Run,
     target: float,
     log: Callable[[str], None],
-    seeds: int = 2,
     strategies: Sequence[Strategy] = (),
     train: Train | None = None,
 ) -> Learning:
     """Train ``run``, and variants of it that each change one factor, until they reach ``target``; also one
     with each of ``strategies`` that has a factor of its own. train: does it; None: ``to_target``.
 
-    Raises Refusal if ``run`` itself does not reach it with every seed, or has no returns; RunFailed if
-    ``run`` itself fails. A variant that fails counts as one that missed the target.
+    Each is trained with two seeds, and with up to eight as long as that has taken less than 30 seconds. What
+    it needs is the env steps of all its runs over the number of those that reached the target; a
+    configuration of which less than three quarters reached it has missed it.
+
+    Raises Refusal if ``run`` itself misses the target, or has no returns; RunFailed if ``run`` itself fails.
+    A variant of which a run fails has missed the target.
     """
     check_returns(run)
-    trained: list[tuple[Run, float]] = []
-    unfinished = 0
+    known: list[tuple[Run, list[Training]]] = []
 
     def trained_with(variant: Run, seed: int) -> Training:
         try:
@@ -164,23 +168,23 @@ def measure(
             return Training(math.inf, math.inf, reached=False)
 
     def needed(variant: Run) -> float:
-        """Its env steps, the geometric mean over seeds; infinite if it missed the target with any."""
-        nonlocal unfinished
-        for known, steps in trained:
-            if known == variant:
-                return steps
-        found = [trained_with(variant, seed) for seed in range(seeds)]
-        misses = sum(not training.reached for training in found)
-        unfinished += misses
-        steps = math.inf if misses else _geometric_mean([training.env_steps for training in found])
-        trained.append((variant, steps))
-        return steps
+        """Its env steps to the target; infinite if it missed it."""
+        for trained, trainings in known:
+            if trained == variant:
+                return _mean_env_steps(trainings)
+        found: list[Training] = []
+        while len(found) < LEAST_SEEDS or (
+            len(found) < MOST_SEEDS and sum(training.seconds for training in found) < _SECONDS
+        ):
+            found.append(trained_with(variant, len(found)))
+        known.append((variant, found))
+        return _mean_env_steps(found)
 
     own = needed(run)
     if not math.isfinite(own):
         raise Refusal(
             f"{run.recipe} did not reach a return of {target:g} in its {run.env_steps or 0:,} env steps with "
-            f"each of {seeds} seeds. Use a lower --target, or more --env-steps."
+            f"{_misses(known[0][1])} of {len(known[0][1])} seeds. Use a lower --target, or more --env-steps."
         )
     log(f"{run.recipe}: {own:,.0f} env steps to a return of {target:g}")
     exponents: dict[str, float] = {}
@@ -195,10 +199,10 @@ def measure(
         else:
             missed.append(name)
             log(f"{changed}: target missed")
-    runs = seeds * len(trained)
-    if unfinished:
-        log(f"unfinished: {unfinished} of {runs} runs missed the target")
-    return Learning(target, own, exponents, runs, unfinished, missed, learned_by(run))
+    runs = [training for _, trainings in known for training in trainings]
+    if unfinished := _misses(runs):
+        log(f"unfinished: {unfinished} of {len(runs)} runs missed the target")
+    return Learning(target, own, exponents, len(runs), unfinished, missed, learned_by(run))
 
 
 def check_returns(run: Run) -> None:
@@ -278,5 +282,13 @@ def to_target(run: Run, target: float, seed: int) -> Training:
     return Training(env_steps, seconds, reached)
 
 
-def _geometric_mean(values: list[float]) -> float:
-    return math.exp(statistics.fmean(math.log(max(value, 1.0)) for value in values))
+def _misses(trainings: Sequence[Training]) -> int:
+    return sum(not training.reached for training in trainings)
+
+
+def _mean_env_steps(trainings: Sequence[Training]) -> float:
+    """Env steps for each run that reached the target, the others' counted; infinite if too few reached it."""
+    reached = len(trainings) - _misses(trainings)
+    if reached < _SHARE_REACHED * len(trainings):
+        return math.inf
+    return sum(training.env_steps for training in trainings) / reached
