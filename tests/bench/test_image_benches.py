@@ -111,3 +111,14 @@ def test_the_classifier_is_the_plain_loop(tmp_path):
         ours, plain = resnet_parity.first_losses(run, 3), resnet_parity.PlainLoop(run).first_losses(run, 3)
     assert ours == pytest.approx(plain, rel=1e-9)
     assert ours[0] != pytest.approx(ours[2], rel=1e-3)
+
+
+@pytest.mark.slow  # two trainings and tests
+def test_accuracies_are_of_ours_and_of_the_plain_loop_and_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = resnet_parity.ParityPlan(path=write_fashion(tmp_path, train=60), batch=4, images=12, seeds=1)
+    first = resnet_parity.accuracies(plan, tmp_path, print)
+    assert all(0 <= each <= 1 for each in (*first["accuracies"], *first["plain_accuracies"]))
+    monkeypatch.setattr(resnet_parity, "accuracy", lambda *_, **__: pytest.fail("it trains again"))
+    assert resnet_parity.accuracies(plan, tmp_path, print) == first

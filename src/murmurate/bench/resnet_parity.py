@@ -112,7 +112,7 @@ def accuracies(plan: ParityPlan, where: Path, log: Log) -> dict[str, Any]:
     by_seed = []
     for seed in range(plan.seeds):
         key = [plan.world, plan.path, plan.net, plan.batch, plan.images, seed]
-        ours = cached_value(where, "ours", key, functools.partial(accuracy, plan, seed))
+        ours = cached_value(where, "ours", key, functools.partial(accuracy, plan, seed, plain=False))
         plain = cached_value(where, "plain", key, functools.partial(accuracy, plan, seed, plain=True))
         log(f"seed {seed}: ours {ours:.4f}, plain {plain:.4f}")
         by_seed.append((ours, plain))
