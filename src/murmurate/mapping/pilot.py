@@ -161,7 +161,9 @@ def sizes(run: Run) -> list[Run]:
                 changed = dataclasses.replace(source, simulators=simulators)
                 pilots.append(dataclasses.replace(base, source=changed))
     if requires.kind == "transitions":
-        for batch in (max(8, requires.batch // 4), 4 * requires.batch):
+        most = source.replay.capacity // source.replay.segments  # of more rows no batch could be drawn
+        batches = {min(size, most) for size in (max(8, requires.batch // 4), 4 * requires.batch)}
+        for batch in sorted(batches - {requires.batch}):
             # as many env steps for each batch as the recipe has
             ratio = source.replay.samples_per_insert * batch / requires.batch
             starts = min(max(source.replay.learning_starts, batch), source.replay.capacity)
