@@ -189,6 +189,20 @@ def test_hosts_share_no_memory() -> None:
     assert any("hogwild, as it needs shared memory" in line for line in said)
 
 
+@pytest.mark.usefixtures("one_simulated")
+def test_what_needs_shared_memory_takes_no_place_of_what_hosts_can_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where Hogwild is the fastest on one host, others are still tried on several."""
+    monkeypatch.setattr("murmurate.mapping.hosts._batch_seconds", lambda run, cluster: 2e-2)
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("hogwild")(), replicas=2)
+    profile = profile_of(run, forward=1e-2)
+    profile.exchange[exchange_key(run.strategy, 2)] = flat(1e-6)
+    assert search(run, profile)[0].run.strategy == run.strategy
+    found = search(run, profile, hosts=2)
+    assert all(each.run.strategy.name != "hogwild" for each in found)
+
+
 def test_only_what_is_free_here_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     run = recipe("cartpole-a2c")
     profile = profile_of(run, cores=usable_cores(), forward=1e-2)

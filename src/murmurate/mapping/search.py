@@ -60,7 +60,7 @@ def search(
     searching = _Search(run, profile, objective, hosts, log, strategies, learning)
     found = searching.on_one_host()
     if hosts > 1:
-        placed = on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, log, strategies)
+        placed = on_hosts(found, run, profile, hosts, log, strategies, _SIMULATED_CANDIDATES)
         found = searching.ranked(
             searching.candidate(whole, p, one.bytes) for one, whole, p in placed if searching.knows(whole)
         )
