@@ -89,6 +89,19 @@ def test_fewer_simulators_than_were_tried_are_credited_with_no_gain() -> None:
     assert [steps(n, -1.0) for n in (half, source.simulators, double)] == [2.0, 1.0, 0.5]
 
 
+def test_actors_that_change_the_batch_count_by_the_simulators_in_it() -> None:
+    """A batch of pong-impala is one trajectory of an actor, with half the simulators of its two."""
+    run = recipe("pong-impala")
+
+    def ratios(actors: int, **fields: int) -> dict[str, float]:
+        source: Any = dataclasses.replace(run.source, actors=actors, **fields)
+        return differences(dataclasses.replace(run, source=source), run)
+
+    assert [ratios(n) for n in (0, 1, 2, 4)] == [{"simulators": 2.0}] * 2 + [{}, {"simulators": 0.5}]
+    assert ratios(2, simulators=64) == ratios(1)
+    assert ratios(4, trajectories=2) == {}
+
+
 @pytest.mark.parametrize("name", ["cartpole-a2c", "cartpole-hsa2c"])
 def test_a_strategy_of_another_kind_is_trained_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = set[str]()

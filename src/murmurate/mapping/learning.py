@@ -69,13 +69,14 @@ Train = Callable[[Run, float, int], Training]
 
 def factors(run: Run) -> dict[str, float]:
     """The rule's factors for ``run``; 1 for a factor that the run does not have. asynchrony: 2 for replicas
-    that do not wait for one another, else 1. precision: 2 for bfloat16, else 1. A strategy with a factor of
+    that do not wait for one another, else 1. precision: 2 for bfloat16, else 1. simulators: where a batch has
+    the steps of some of them alone, those, which depend on the number of actors. A strategy with a factor of
     its own, 2, has a period relative to its usual one, and no asynchrony."""
     requires: Any = run.learner.requires
     period = period_of(run.strategy) if run.replicas > 1 else 1
     found = {
         "replicas": float(run.replicas),
-        "simulators": float(getattr(run.source, "simulators", 1)),
+        "simulators": float(getattr(run.source, "columns", getattr(run.source, "simulators", 1))),
         "batch": float(getattr(requires, "batch", 1)),
         "period": float(period),
         "asynchrony": 2.0 if run.replicas > 1 and not run.strategy.synchronous else 1.0,
