@@ -53,10 +53,8 @@ def search(
     strategies: those that are considered; () for those of ``strategies_of``.
     Raises Refusal if the profile lacks the costs of this recipe, or what the objective needs.
     """
-    if objective == "memory" and hosts > 1:
-        raise Refusal("--objective memory is for the memory of one host: leave out --hosts.")
     strategies = strategies or strategies_of(run, shorter=objective == "time")
-    learning = _checked(run, profile, objective, log)
+    learning = _checked(run, profile, objective, hosts, log)
     searching = _Search(run, profile, objective, hosts, log, strategies, learning)
     found = searching.on_one_host()
     if hosts > 1:
@@ -167,7 +165,7 @@ class _Search:
 
 
 def _checked(
-    run: Run, profile: DeviceProfile, objective: Objective, log: Callable[[str], None]
+    run: Run, profile: DeviceProfile, objective: Objective, hosts: int, log: Callable[[str], None]
 ) -> Learning | None:
     """How fast ``run`` learns, as far as that was measured. Raises Refusal for what ``objective`` lacks."""
     costs = profile.recipes.get(key(run))
@@ -177,15 +175,18 @@ def _checked(
             f"the profile holds the costs of {known}, and not of {run.recipe} with these settings. Measure "
             f"them: murmurate plan {quoted(run.recipe)} --profile."
         )
-    check_objective(run, profile, objective)
+    check_objective(run, profile, objective, hosts)
     learning = costs.learning
     if objective == "time" and learning is not None and learning.unfinished:
         log(f"unfinished: {learning.unfinished} of {learning.runs} runs missed {learning.target:g}")
     return learning
 
 
-def check_objective(run: Run, profile: DeviceProfile, objective: Objective) -> None:
-    """Raise Refusal if the profile lacks what ``objective`` needs beside the costs of ``run``."""
+def check_objective(run: Run, profile: DeviceProfile, objective: Objective, hosts: int = 1) -> None:
+    """Raise Refusal if the profile lacks what ``objective`` needs beside the costs of ``run``, and for an
+    objective that is of one host alone."""
+    if objective == "memory" and hosts > 1:
+        raise Refusal("--objective memory is for the memory of one host: leave out --hosts.")
     costs = profile.recipes.get(key(run))
     learning = None if costs is None else costs.learning
     if objective == "time" and learning is None:
