@@ -189,6 +189,18 @@ def test_hosts_share_no_memory() -> None:
     assert any("hogwild, as it needs shared memory" in line for line in said)
 
 
+def test_a_stage_that_limits_is_told_by_its_own_work() -> None:
+    """Two actors take 16 ms each for a batch, or 80 ms; the learner takes 20 ms."""
+    run = with_source(recipe("cartpole-impala"), actors=2, simulators=8)  # 8 steps of each actor
+    for act, limit in (
+        (2e-3, "the learner limits it, mostly forward (75%) and loop (25%)"),
+        (1e-2, "its 2 actors limit it, mostly act (100%)"),
+    ):
+        profile = profile_of(run, cores=8, act=act, forward=15e-3, loop=5e-3)
+        [own] = [each for each in search(run, profile) if each.run == run]
+        assert limit in own.why
+
+
 @pytest.mark.usefixtures("one_simulated")
 def test_what_needs_shared_memory_takes_no_place_of_what_hosts_can_run(
     monkeypatch: pytest.MonkeyPatch,

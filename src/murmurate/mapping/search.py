@@ -20,7 +20,7 @@ from murmurate.mapping.candidates import Candidate, candidates, changes, strateg
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by, unknown_factors
-from murmurate.mapping.primitives import on_cpu, producers
+from murmurate.mapping.primitives import on_cpu, producers, role_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.variants import variants
 from murmurate.spec import usable_cores
@@ -37,6 +37,7 @@ UNITS = {
 }
 UNCHANGED = "as the recipe is"  # name of the candidate without changes
 _SIMULATED_CANDIDATES = 6
+_ROLES = {"learner": "learner", "actors": "actor"}  # of the stage that is a bottleneck
 
 
 def search(
@@ -249,10 +250,11 @@ def _value(
 def _why(candidate: Candidate, best: Candidate, objective: Objective, cores: int) -> str:
     """cores: number of cores of all hosts."""
     prediction, run = candidate.prediction, candidate.run
-    longest = sorted(prediction.seconds.items(), key=lambda item: -item[1])[:2]
-    total = sum(prediction.seconds.values()) or 1.0
-    parts = " and ".join(f"{name} ({seconds / total:.0%})" for name, seconds in longest)
-    actors = producers(run)
+    actors, stage = producers(run), _ROLES.get(prediction.bottleneck)
+    seconds = {n: s for n, s in prediction.seconds.items() if not (actors and stage) or role_of(n) == stage}
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:2]
+    total = sum(seconds.values()) or 1.0
+    parts = " and ".join(f"{name} ({seconds[name] / total:.0%})" for name in longest)
     kind = "actors" if hasattr(run.source, "actors") else "decoding processes"
     processes = run.replicas * (1 + actors) + run.strategy.centre
     limits = {
@@ -271,7 +273,7 @@ def _why(candidate: Candidate, best: Candidate, objective: Objective, cores: int
     reason = limits
     if idle >= 0.5 and prediction.busy < best.prediction.busy:
         reason += f"; {idle:.1f} cores are idle"
-    exchanging = (prediction.seconds["exchange"] + prediction.seconds["waiting"]) / total
+    exchanging = sum(seconds.get(name, 0.0) for name in ("exchange", "waiting")) / total
     if exchanging > 0.1:
         reason += f"; {run.strategy.name} takes {exchanging:.0%} of a batch"
     return f"{factor:.2f} times worse: {reason}"
