@@ -19,6 +19,7 @@ from rich.text import Text
 
 from murmurate import native
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes.memory_limits import available_bytes
 from murmurate.fabric.processes.process_handle import has_kqueue, refuse_without_handles
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
@@ -88,7 +89,7 @@ def _threads() -> dict[str, str]:
 
 
 def _memory() -> dict[str, str]:
-    free = psutil.virtual_memory().available
+    free = available_bytes()  # of this process's control groups, too
     status = _OK if free > 2 * 2**30 else _BAD
     advice = "" if status == _OK else "a replica takes about 0.5 GiB: close something or use fewer replicas"
     return _check("free memory", status, f"{free / 2**30:.1f} GiB", advice)
