@@ -31,10 +31,10 @@ from murmurate.mapping.primitives import PRIMITIVES
 from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, exchange_key, key
 from murmurate.mapping.search import search
 from murmurate.mapping.variants import in_precision
+from murmurate.native.cores import usable_cores
 from murmurate.recipes import recipe
 from murmurate.replica.clipping import NotFinite
 from murmurate.simulation.monitor import Monitor
-from murmurate.spec import usable_cores
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 

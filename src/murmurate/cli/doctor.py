@@ -23,9 +23,9 @@ from murmurate.fabric.processes.memory_limits import available_bytes
 from murmurate.fabric.processes.process_handle import has_kqueue, refuse_without_handles
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
+from murmurate.native.cores import usable_cores
 from murmurate.native.system_calls import has_memfd
 from murmurate.nets.precision import faster_precision, native_bfloat16
-from murmurate.spec import usable_cores
 from murmurate.training.host import hardware, versions
 from murmurate.worlds import adroit, dm_control, mazes, vizdoom
 from murmurate.worlds.atari import games

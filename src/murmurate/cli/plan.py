@@ -258,7 +258,7 @@ def _profile(
     from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.profile import DeviceProfile, key, load
     from murmurate.mapping.search import check_objective
-    from murmurate.spec import usable_cores
+    from murmurate.native.cores import usable_cores
     from murmurate.training.preflight import device_types
 
     path = options.on or PROFILE

@@ -23,7 +23,7 @@ from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by
 from murmurate.mapping.primitives import on_cpu, producers, role_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.variants import variants
-from murmurate.spec import usable_cores
+from murmurate.native.cores import usable_cores
 from murmurate.strategies.interface import Strategy
 from murmurate.training.memory import needed_bytes, planned_bytes
 from murmurate.training.run import Run
