@@ -55,6 +55,21 @@ def test_pilots_draw_no_batch_that_their_replay_cannot_give(segments: str, batch
     assert {learner.batch for learner in learners} == batches
 
 
+def test_pilots_at_once_have_a_replay_in_files_each(tmp_path: Path) -> None:
+    """On the disk of the run's own, which they leave as it was; the second of two in one folder failed."""
+    words = [
+        "--replay.folder",
+        str(tmp_path / "disk"),
+        "--replay.capacity",
+        "2000",
+        "--learning-starts",
+        "100",
+    ]
+    first = pilot.sizes(change(recipe("cartpole-dqn"), words, ""))[0]
+    assert len(pilot.measure(first, 0.05, busy=2).iteration) > 1
+    assert not any((tmp_path / "disk").iterdir())
+
+
 def test_a_pilot_of_batch_mode_collects_and_draws_in_short_turns() -> None:
     run = pilot_run(recipe("cartpole-arm"))  # 125 steps of 8 simulators for 250 minibatches of 5 steps
     source: Any = run.source

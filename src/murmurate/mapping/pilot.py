@@ -206,8 +206,12 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     too few batches in ``_LONGEST_SECONDS``, and RunFailed if a process fails.
     """
     run = resolved(run)
+    replay = getattr(run.source, "replay", None)
+    disk = replay.folder if replay is not None else None  # each process keeps a replay of its own there
+    if disk:
+        Path(disk).mkdir(parents=True, exist_ok=True)
     # made here, as a Ctrl-C kills the processes that write to it
-    with tempfile.TemporaryDirectory(prefix="murmurate-pilot-") as folder:
+    with tempfile.TemporaryDirectory(prefix="murmurate-pilot-", dir=disk) as folder:
         timings = run_together(busy, _timed, run, seconds, folder)
     found = [timing.iterations for timing in timings]
     turn = _turn(run)  # the pilot's iterations are means of as many
@@ -299,9 +303,10 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     world: Any = TimedWorld(run.world, clock)
     own_device = str(run.placement.device(fabric.rank))  # processes at once share GPUs as replicas do
     placement = dataclasses.replace(run.placement, devices=(own_device,))
-    timed = dataclasses.replace(run, world=world, placement=placement)
     own_folder = Path(folder) / str(fabric.rank)
     (own_folder / "checkpoints").mkdir(parents=True)
+    source = _with_replay_in(run.source, own_folder / "replay")
+    timed = dataclasses.replace(run, world=world, placement=placement, source=source)
     began: list[float] = []
     turn = _turn(run)
     least = max(_ENOUGH_ITERATIONS, (1 + _WINDOWS) * turn)  # the first turn is warm-up
@@ -334,6 +339,14 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
         elsewhere = sum(call.updates[name] for calls in clock.calls.values() for call in calls)
         vectors[name] = len(replica), (replica.clock - elsewhere) / loop.batches
     return _Timing(kept, list(vectors.values()), of_model, step_deviation)
+
+
+def _with_replay_in(source: Any, folder: Path) -> Any:
+    """``source`` with its replay in files in ``folder``, if it keeps one in files."""
+    replay: Any = getattr(source, "replay", None)
+    if replay is None or not replay.folder:
+        return source
+    return dataclasses.replace(source, replay=dataclasses.replace(replay, folder=str(folder)))
 
 
 def _step_deviation(steps: Sequence[Sequence[float]]) -> float | None:
