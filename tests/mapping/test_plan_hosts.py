@@ -13,6 +13,7 @@ from murmurate.errors import Refusal
 from murmurate.mapping import search as searching
 from murmurate.mapping.candidates import (
     Candidate,
+    candidates,
     named_strategies,
 )
 from murmurate.mapping.cost import predict
@@ -49,7 +50,6 @@ def hosted(run: Run, profile: DeviceProfile, hosts: int = 2) -> dict[str, float]
         with_source(recipe("cartpole-impala"), actors=2, simulators=8),
         dataclasses.replace(
             with_source(recipe("cartpole-dqn"), simulators=8),
-            compression="bfloat16",
             restarts=2,
             evaluate_every_env_steps=5_000,
         ),
@@ -176,3 +176,10 @@ def test_each_named_strategy_is_tried_on_several_hosts() -> None:
     strategies = named_strategies(run, "elastic:5,push-gossip")
     found = search(run, profile_of(run, cores=1, forward=1e-2), hosts=2, strategies=strategies)
     assert {each.run.strategy.name for each in found} == {"all-reduce", "elastic", "push-gossip"}
+
+
+def test_a_compression_is_of_strategies_that_send_something_compressed() -> None:
+    """The others were named in commands that are refused."""
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("gala")(), compression="int8")
+    assert {each.strategy.name for each in candidates(run, 2) if each.replicas > 1} == {"gala"}
+    assert hosted(run, profile_of(run, forward=1e-2)).keys() == {"gala"}

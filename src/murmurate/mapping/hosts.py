@@ -22,6 +22,7 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.spec import Placement
 from murmurate.strategies.interface import Strategy
+from murmurate.training.preflight import check_compression
 from murmurate.training.run import Run
 
 # the least numbers of updates, batches and exchange periods of each replica in a simulated run
@@ -66,6 +67,7 @@ def on_hosts(
             cluster = Cluster(compute_model(prediction.own_seconds, deviation), network)
             try:
                 chosen.check(replicas)
+                check_compression(whole)
                 seconds = _batch_seconds(whole, cluster)
             except (Refusal, RunFailed) as failure:
                 log(f"left out: {label(chosen)} among {replicas} replicas: {failure}")

@@ -269,6 +269,7 @@ def to_target(run: Run, target: float, seed: int) -> Training:
             record_every_seconds=_RECORD_SECONDS,
             evaluate_every_env_steps=0,
             loggers=(),
+            compression="none",  # of what hosts send each other
         )
         coordinator = started(changed, Path(folder))
         records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
