@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from murmurate.errors import Refusal, RunFailed
 from murmurate.launch.local import Local
 from murmurate.mapping.periods import period_of, with_usual_period
+from murmurate.mapping.primitives import shape_of
 from murmurate.mapping.quiet import started
 from murmurate.mapping.rounds import last_line
 from murmurate.mapping.variants import with_faster_precision
@@ -76,7 +77,7 @@ def factors(run: Run) -> dict[str, float]:
     period = period_of(run.strategy) if run.replicas > 1 else 1
     found = {
         "replicas": float(run.replicas),
-        "simulators": float(getattr(run.source, "columns", getattr(run.source, "simulators", 1))),
+        "simulators": _simulators(run),
         "batch": float(getattr(requires, "batch", 1)),
         "period": float(period),
         "asynchrony": 2.0 if run.replicas > 1 and not run.strategy.synchronous else 1.0,
@@ -86,6 +87,12 @@ def factors(run: Run) -> dict[str, float]:
         usual = period_of(with_usual_period(run.strategy))
         found |= {"period": period / usual, "asynchrony": 1.0, name: 2.0}
     return found
+
+
+def _simulators(run: Run) -> float:
+    requires: Any = run.learner.requires
+    shape = shape_of(run) if requires.kind == "rollouts" else None
+    return float(getattr(run.source, "simulators", 1)) if shape is None else shape.rows / requires.steps
 
 
 def strategy_factor(strategy: Strategy) -> str | None:
