@@ -6,7 +6,6 @@ Letters in shapes: ``T`` steps of a rollout, ``B`` simulators (``docs/notation.m
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -372,11 +371,6 @@ class Placement:
 
     def device(self, rank: int) -> torch.device:
         return torch.device(self.devices[rank % len(self.devices)])
-
-
-def usable_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def derive_seed(run_seed: int, role: str, index: int = 0) -> int:

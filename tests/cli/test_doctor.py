@@ -22,7 +22,7 @@ from murmurate import native
 from murmurate.cli import doctor
 from murmurate.cli.main import main
 from murmurate.errors import MissingExtra
-from murmurate.fabric.processes import process_handle
+from murmurate.fabric.processes import memory_limits, process_handle
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.secret import drawn_secret
 from murmurate.native import system_calls
@@ -159,10 +159,17 @@ def test_few_open_files_are_bad_and_the_command_is_given() -> None:
 
 def test_little_memory_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = namedtuple("memory", "available total")
+    monkeypatch.setattr(memory_limits, "_left_in_groups", lambda: iter(()))
     for free, status in ((2**30, "bad"), (2**33, "ok")):
         monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: memory(free, 2**34))
         check = _look("free memory")
         assert (check["status"], check["found"]) == (status, f"{free / 2**30:.1f} GiB")
+
+
+def test_memory_is_what_a_run_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container, what its control group has left."""
+    monkeypatch.setattr(memory_limits, "_left_in_groups", lambda: iter([2**30]))
+    assert (_look("free memory")["status"], _look("free memory")["found"]) == ("bad", "1.0 GiB")
 
 
 def test_no_shared_memory_is_bad_and_there_is_a_way_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,16 @@ def test_the_time_to_a_target_needs_a_target(capsys: Capture) -> None:
     assert "--target" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("objective", "remedy"), [("time", "--target RETURN"), ("energy", "--watts 6")])
+@pytest.mark.parametrize(
+    ("objective", "remedy"),
+    [("time", "--target RETURN"), ("energy", "--watts 6"), ("memory --hosts 2", "leave out --hosts")],
+)
 def test_what_an_objective_lacks_is_refused_before_anything_is_measured(
     objective: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where there is no profile yet
     monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
-    assert main(["plan", "cartpole-a2c", "--objective", objective]) == 2
+    assert main(["plan", "cartpole-a2c", "--objective", *objective.split()]) == 2
     assert remedy in capsys.readouterr().err
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from murmurate import spec
 from murmurate.cli.main import main
 from murmurate.errors import Refusal, RunFailed
+from murmurate.native import cores
 from murmurate.recipes import recipe
 from murmurate.tuning.sweep import Sweep, read_seeds, scores_line, seed_text
 from waiting import until
@@ -90,7 +90,7 @@ def test_more_processes_than_cores_are_warned_of(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(spec, "usable_cores", lambda: 5)
+    monkeypatch.setattr(cores, "usable_cores", lambda: 5)
     mine = tmp_path / "mine"
     mine.write_text("so that nothing is trained")
     verb, *rest = command

@@ -14,6 +14,7 @@ from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.memory_limits import available_bytes, refuse_if_small
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.native import control_groups
 
 
 def test_what_is_free_is_a_share_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +53,8 @@ def test_the_tightest_of_the_control_groups_counts(
         (group / "memory.stat").write_text(f"anon 5\n{reclaimable} 100\n")
     listed = tmp_path / "cgroup"
     listed.write_text(f"3:pids:/other\n{line}\n")
-    monkeypatch.setattr(memory_limits, "GROUPS", tmp_path)
-    monkeypatch.setattr(memory_limits, "OWN_GROUPS", listed)
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path)
+    monkeypatch.setattr(control_groups, "OWN_GROUPS", listed)
     assert available_bytes() == 2**20 - 2**19 + 100
     listed.unlink()
     assert available_bytes() > 2**20

@@ -12,10 +12,11 @@ import gymnasium
 import pytest
 
 import murmurate
-from murmurate import plugins, spec
+from murmurate import plugins
 from murmurate.cli.sweep import crowding
 from murmurate.errors import Refusal
 from murmurate.launch import launcher, launchers
+from murmurate.native import cores
 from murmurate.recipes import recipe
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
@@ -78,7 +79,7 @@ def test_a_launcher_of_one_process_has_no_actors(algorithm: str) -> None:
 def test_runs_at_once_of_a_launcher_of_one_process_are_a_process_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spec, "usable_cores", lambda: 5)
+    monkeypatch.setattr(cores, "usable_cores", lambda: 5)
     run = dataclasses.replace(recipe("cartpole-impala"), replicas=2)
     assert crowding(run, launcher("quiet"), 5) == ""
     assert "6 runs at once are 6 processes on 5 cores" in crowding(run, launcher("quiet"), 6)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from murmurate.errors import Refusal, RunFailed
+from murmurate.launch.local import Local
 from murmurate.mapping import learning, variants
 from murmurate.mapping.learning import (
     Learning,
@@ -18,6 +22,7 @@ from murmurate.mapping.learning import (
     factor_pairs,
     factors,
     learned_by,
+    to_target,
     unknown_factors,
 )
 from murmurate.mapping.variants import in_precision
@@ -87,6 +92,32 @@ def test_fewer_simulators_than_were_tried_are_credited_with_no_gain() -> None:
     half, double = source.simulators // 2, 2 * source.simulators
     assert [steps(n, 1.0) for n in (half, source.simulators, double)] == [1.0, 1.0, 2.0]
     assert [steps(n, -1.0) for n in (half, source.simulators, double)] == [2.0, 1.0, 0.5]
+
+
+def test_actors_that_change_the_batch_count_by_the_simulators_in_it() -> None:
+    """A batch of pong-impala is one trajectory of an actor, with half the simulators of its two."""
+    run = recipe("pong-impala")
+
+    def ratios(actors: int, **fields: int) -> dict[str, float]:
+        source: Any = dataclasses.replace(run.source, actors=actors, **fields)
+        return differences(dataclasses.replace(run, source=source), run)
+
+    assert [ratios(n) for n in (0, 1, 2, 4)] == [{"simulators": 2.0}] * 2 + [{}, {"simulators": 0.5}]
+    assert ratios(2, simulators=64) == ratios(1)
+    assert ratios(4, trajectories=2) == {}
+
+
+def test_what_hosts_would_compress_is_learned_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(run: Run, folder: Path) -> Any:
+        Local().check(run)
+        record = {"time_seconds": 1.0, "env_steps_per_second": 10.0}
+        (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        state = SimpleNamespace(total_env_steps=lambda: 100)
+        return SimpleNamespace(run_state=state, stopped_because="the mean return reached it")
+
+    monkeypatch.setattr(learning, "started", started)
+    run = dataclasses.replace(recipe("cartpole-gala"), launcher="torchrun", compression="int8")
+    assert to_target(run, 100.0, 0) == Training(100.0, pytest.approx(0.1), True)
 
 
 @pytest.mark.parametrize("name", ["cartpole-a2c", "cartpole-hsa2c"])

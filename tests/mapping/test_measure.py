@@ -43,6 +43,33 @@ def test_a_pilot_learns_early_in_one_process_without_a_double_buffer() -> None:
     assert not any(each.source.double_buffer for each in pilot.sizes(buffered))  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("segments", "batches"), [("1", {256, 64, 512}), ("2", {256, 64})])
+def test_pilots_draw_no_batch_that_their_replay_cannot_give(segments: str, batches: set[int]) -> None:
+    """One of 1,024 rows was never drawn from 512, and failed after minutes."""
+    words = ["--replay.capacity", "512", "--learning-starts", "300", "--agent.batch", "256"]
+    run = change(recipe("cartpole-dqn"), [*words, "--replay.segments", segments], "")
+    learners: list[Any] = []
+    for each in pilot.sizes(run):
+        each.validate()
+        learners.append(each.learner)
+    assert {learner.batch for learner in learners} == batches
+
+
+def test_pilots_at_once_have_a_replay_in_files_each(tmp_path: Path) -> None:
+    """On the disk of the run's own, which they leave as it was; the second of two in one folder failed."""
+    words = [
+        "--replay.folder",
+        str(tmp_path / "disk"),
+        "--replay.capacity",
+        "2000",
+        "--learning-starts",
+        "100",
+    ]
+    first = pilot.sizes(change(recipe("cartpole-dqn"), words, ""))[0]
+    assert len(pilot.measure(first, 0.05, busy=2).iteration) > 1
+    assert not any((tmp_path / "disk").iterdir())
+
+
 def test_a_pilot_of_batch_mode_collects_and_draws_in_short_turns() -> None:
     run = pilot_run(recipe("cartpole-arm"))  # 125 steps of 8 simulators for 250 minibatches of 5 steps
     source: Any = run.source

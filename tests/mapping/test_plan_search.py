@@ -1,15 +1,14 @@
-"""The search on costs that are written down: which candidates stand, on one host and on several."""
+"""The search on costs that are written down: which candidates stand on one host."""
 
 from __future__ import annotations
 
 import dataclasses
 import locale
-import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from written_costs import flat, profile_of, with_source
 
 from murmurate.cli.options import change
 from murmurate.errors import Refusal
@@ -23,170 +22,27 @@ from murmurate.mapping.candidates import (
     strategies_of,
 )
 from murmurate.mapping.cost import predict
-from murmurate.mapping.hosts import compute_model, on_hosts
 from murmurate.mapping.learning import Learning, learned_by
-from murmurate.mapping.lines import Line
 from murmurate.mapping.page import write_page
-from murmurate.mapping.primitives import PRIMITIVES
-from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, exchange_key, key
+from murmurate.mapping.profile import exchange_key, key
 from murmurate.mapping.search import search
 from murmurate.mapping.variants import in_precision
+from murmurate.native.cores import usable_cores
 from murmurate.recipes import recipe
-from murmurate.replica.clipping import NotFinite
-from murmurate.simulation.monitor import Monitor
-from murmurate.spec import usable_cores
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
-FAST = Link(1e-9, 1e15)
 
-
-def flat(a: float) -> Line:
-    return Line(a, 0.0, (a, 0.0), (a, 0.0), (1, 1024))
-
-
-def profile_of(run: Run, cores: int = 2, deviation: float = 0.0, **seconds: float) -> DeviceProfile:
-    """In which an exchange of the usual period takes 1 ms, and every primitive that is not given nothing."""
-    lines = {name: flat(seconds.get(name, 0.0)) for name in PRIMITIVES}
-    costs = RecipeCosts(lines, dict.fromkeys(PRIMITIVES, 1.0), deviation, 1000)
-    profile = DeviceProfile(cores, recipes={key(run): costs}, links={"network": FAST})
-    for each in runs_with_exchange(run, cores):
-        profile.exchange[exchange_key(each.strategy, each.replicas)] = flat(1e-3)
-    return profile
-
-
-def with_source(run: Run, **fields: Any) -> Run:
-    source: Any = run.source
-    return dataclasses.replace(run, source=dataclasses.replace(source, **fields))
-
-
-@pytest.fixture
-def one_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the best candidate of one host is simulated on several."""
-    monkeypatch.setattr(searching, "_SIMULATED_CANDIDATES", 1)
-
-
-def hosted(run: Run, profile: DeviceProfile, hosts: int = 2) -> dict[str, float]:
-    """Env steps per second on several hosts relative to one host's, by strategy."""
-    one = Candidate("", run, 0.0, "", "", predict(run, profile))
-    return {
-        whole.strategy.name: found.env_steps_per_second / one.prediction.env_steps_per_second
-        for _, whole, found in on_hosts([one], run, profile, hosts, lambda line: None)
-    }
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        recipe("cartpole-a2c"),
-        with_source(recipe("cartpole-impala"), actors=2, simulators=8),
-        dataclasses.replace(
-            with_source(recipe("cartpole-dqn"), simulators=8),
-            compression="bfloat16",
-            restarts=2,
-            evaluate_every_env_steps=5_000,
-        ),
-    ],
-    ids=lambda run: run.recipe,
-)
-def test_hosts_that_a_network_does_not_delay_are_as_fast_as_one_each(run: Run) -> None:
-    ratios = hosted(run, profile_of(run, cores=4, act=5e-4, simulate=1e-3, forward=2e-3))
-    assert ratios == pytest.approx({"all-reduce": 2.0, "local-sgd": 2.0, "gala": 2.0}, rel=0.02)
-
-
-def test_replicas_on_hosts_wait_for_the_slowest_and_rarer_rounds_less() -> None:
-    run = recipe("cartpole-a2c")
-    ratios = hosted(run, profile_of(run, deviation=0.5, forward=1e-2), hosts=4)
-    assert 0.5 < ratios["all-reduce"] / 4 < 0.8
-    assert ratios["all-reduce"] < ratios["local-sgd"]
-    assert compute_model(2.0, 0.0) == "lognormal:2,0"
-
-
-@pytest.mark.usefixtures("one_simulated")
-def test_one_replica_a_host_keeps_the_runs_own_strategy_with_its_settings() -> None:
-    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("local-sgd")(period=5))
-    found = search(run, profile_of(run, cores=1, forward=1e-2), hosts=2)
-    assert "--strategy" not in next(each.name for each in found if each.run.strategy == run.strategy)
-    assert any("--strategy all-reduce" in each.name for each in found)
-
-
-@pytest.mark.usefixtures("one_simulated")
-def test_no_more_cores_are_busy_than_there_are() -> None:
-    run = recipe("cartpole-a2c")
-    found = search(run, profile_of(run, cores=2, forward=2e-4), hosts=2)
-    assert max(each.prediction.busy for each in found) <= 4
-
-
-@pytest.mark.usefixtures("one_simulated")
-def test_one_replica_a_host_gets_strategies_that_were_learned_with() -> None:
-    """GALA's runs missed the target, those of others did not."""
-    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("gala")())
-    profile = profile_of(run, cores=1, forward=1e-2)
-    exponents = {"replicas": 0.1, "period": 0.1}
-    profile.recipes[key(run)].learning = Learning(
-        100.0, 1e5, exponents, 2, missed=["asynchrony"], of=learned_by(run)
-    )
-    found = search(run, profile, "time", hosts=2)
-    assert found
-    assert all(each.run.strategy.name != "gala" for each in found)
-
-
-def test_what_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise Refusal("too little memory")
-
-    monkeypatch.setattr("murmurate.mapping.hosts.simulate", refuse)
-    run, said = recipe("cartpole-a2c"), list[str]()
-    with pytest.raises(Refusal, match="no configuration can be simulated"):
-        search(run, profile_of(run, forward=1e-2), hosts=2, log=said.append)
-    assert any("too little memory" in line for line in said)
-
-
-def test_a_run_that_fails_in_the_simulation_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin, failures = Monitor.begin, [NotFinite("the loss is not finite")]
-
-    def begun(monitor: Monitor, learner: Any) -> None:
-        if failures:
-            raise failures.pop()
-        begin(monitor, learner)
-
-    monkeypatch.setattr(Monitor, "begin", begun)
-    run, said = recipe("cartpole-a2c"), list[str]()
-    profile = profile_of(run, forward=1e-2)
-    one = Candidate("", run, 0.0, "", "", predict(run, profile))
-    found = [whole.strategy.name for _, whole, _ in on_hosts([one], run, profile, 2, said.append)]
-    assert found == ["local-sgd", "gala"]
-    assert any("left out: all-reduce" in line and "the loss is not finite" in line for line in said)
-
-
-@pytest.mark.parametrize("member", [1, 2])
-def test_a_signal_stops_the_plan_and_not_only_what_is_simulated(
-    member: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before any update, and when a member has begun."""
-    begin, begun = Monitor.begin, list[Any]()
-
-    def interrupted(monitor: Monitor, learner: Any) -> None:
-        begun.append(learner)
-        if len(begun) == member:
-            signal.raise_signal(signal.SIGINT)
-        begin(monitor, learner)
-
-    monkeypatch.setattr(Monitor, "begin", interrupted)
-    run = recipe("cartpole-a2c")
-    with pytest.raises(KeyboardInterrupt):
-        hosted(run, profile_of(run, forward=1e-2))
-    assert len(begun) <= 2
-
-
-@pytest.mark.usefixtures("one_simulated")
-def test_hosts_share_no_memory() -> None:
-    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("hogwild")())
-    said = list[str]()
-    found = search(run, profile_of(run, cores=1, forward=1e-2), hosts=2, log=said.append)
-    assert found
-    assert all(each.run.strategy.name != "hogwild" for each in found)
-    assert any("hogwild, as it needs shared memory" in line for line in said)
+def test_a_stage_that_limits_is_told_by_its_own_work() -> None:
+    """Two actors take 16 ms each for a batch, or 80 ms; the learner takes 20 ms."""
+    run = with_source(recipe("cartpole-impala"), actors=2, simulators=8)  # 8 steps of each actor
+    for act, limit in (
+        (2e-3, "the learner limits it, mostly forward (75%) and loop (25%)"),
+        (1e-2, "its 2 actors limit it, mostly act (100%)"),
+    ):
+        profile = profile_of(run, cores=8, act=act, forward=15e-3, loop=5e-3)
+        [own] = [each for each in search(run, profile) if each.run == run]
+        assert limit in own.why
 
 
 def test_only_what_is_free_here_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,14 +221,6 @@ def test_a_named_strategy_of_the_runs_own_name_keeps_its_settings() -> None:
 def test_a_strategy_that_cannot_be_considered_is_refused(names: str, said: str) -> None:
     with pytest.raises(Refusal, match=said):
         named_strategies(recipe("cartpole-a2c"), names)
-
-
-@pytest.mark.usefixtures("one_simulated")
-def test_each_named_strategy_is_tried_on_several_hosts() -> None:
-    run = recipe("cartpole-a2c")
-    strategies = named_strategies(run, "elastic:5,push-gossip")
-    found = search(run, profile_of(run, cores=1, forward=1e-2), hosts=2, strategies=strategies)
-    assert {each.run.strategy.name for each in found} == {"all-reduce", "elastic", "push-gossip"}
 
 
 def test_the_page_is_utf_8_in_every_locale(tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ from murmurate.errors import Refusal
 from murmurate.mapping.assignment import HOST, Device, assign
 from murmurate.mapping.lines import Line, fit
 from murmurate.mapping.profile import Link, RecipeCosts
+from murmurate.native.cores import usable_cores
 from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from murmurate.replay.interface import Sample
 from murmurate.replay.sum_tree import sum_tree
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.spec import Batch, EnvSpec, usable_cores
+from murmurate.spec import Batch, EnvSpec
 
 NAME = "mapping-table"
 SUMMARY = (

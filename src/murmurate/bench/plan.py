@@ -23,9 +23,9 @@ from murmurate.mapping.check import measured
 from murmurate.mapping.learning import digest
 from murmurate.mapping.profile import DeviceProfile, load, save
 from murmurate.mapping.search import search
+from murmurate.native.cores import usable_cores
 from murmurate.ranges import PositiveInt, PositiveSeconds, Seed
 from murmurate.recipes import recipe
-from murmurate.spec import usable_cores
 from murmurate.training.host import hardware
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain

@@ -25,9 +25,9 @@ from murmurate.mapping import profile as profiles
 from murmurate.mapping.candidates import Candidate, runs_with_exchange, strategies_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.search import UNCHANGED, search
+from murmurate.native.cores import usable_cores
 from murmurate.ranges import AnyFloat, PositiveInt
 from murmurate.recipes import recipe
-from murmurate.spec import usable_cores
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from murmurate.bench._cache import cached_value
 from murmurate.bench._result import Log, median, ratios
 from murmurate.bench._spatial_timing import Case, timed
+from murmurate.native.cores import usable_cores
 from murmurate.ranges import PositiveInt
-from murmurate.spec import usable_cores
 
 NAME = "spatial-table"
 SUMMARY = "Jin's Tables 4.2 and 4.3: sizes, parts and dilation of a convolution, time and memory; resumable"

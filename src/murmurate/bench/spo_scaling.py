@@ -21,6 +21,7 @@ from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
 from murmurate.mapping.scaling import BatchCosts, parallel_apex_seconds, scaling_factor, spo_seconds
+from murmurate.native.cores import usable_cores
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.passes import Passes
 from murmurate.ranges import PositiveInt
@@ -30,7 +31,7 @@ from murmurate.replay.row_replay import RowReplay
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
-from murmurate.spec import Batch, EnvSpec, usable_cores
+from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies.local_sgd import LocalSGD
 
 NAME = "spo-scaling"

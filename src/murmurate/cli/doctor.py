@@ -19,12 +19,13 @@ from rich.text import Text
 
 from murmurate import native
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes.memory_limits import available_bytes
 from murmurate.fabric.processes.process_handle import has_kqueue, refuse_without_handles
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
+from murmurate.native.cores import usable_cores
 from murmurate.native.system_calls import has_memfd
 from murmurate.nets.precision import faster_precision, native_bfloat16
-from murmurate.spec import usable_cores
 from murmurate.training.host import hardware, versions
 from murmurate.worlds import adroit, dm_control, mazes, vizdoom
 from murmurate.worlds.atari import games
@@ -88,7 +89,7 @@ def _threads() -> dict[str, str]:
 
 
 def _memory() -> dict[str, str]:
-    free = psutil.virtual_memory().available
+    free = available_bytes()  # of this process's control groups, too
     status = _OK if free > 2 * 2**30 else _BAD
     advice = "" if status == _OK else "a replica takes about 0.5 GiB: close something or use fewer replicas"
     return _check("free memory", status, f"{free / 2**30:.1f} GiB", advice)

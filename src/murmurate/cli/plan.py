@@ -258,7 +258,7 @@ def _profile(
     from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.profile import DeviceProfile, key, load
     from murmurate.mapping.search import check_objective
-    from murmurate.spec import usable_cores
+    from murmurate.native.cores import usable_cores
     from murmurate.training.preflight import device_types
 
     path = options.on or PROFILE
@@ -285,7 +285,8 @@ def _profile(
         profile.watts = options.watts
         _keep(profile, path)
     if here and (objective != "time" or options.target is None):  # a target is measured below
-        check_objective(run, profile, objective)  # before the costs are measured, which takes minutes
+        # before the costs are measured, which takes minutes
+        check_objective(run, profile, objective, options.hosts)
     if is_new or (here and options.profile):  # before anything is measured, which could not be kept
         _keep(profile, path)
     if here:

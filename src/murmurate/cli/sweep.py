@@ -81,7 +81,7 @@ def check_jobs(run: Any, jobs: int) -> None:
 def crowding(run: Any, engine: Any, jobs: int) -> str:
     """A warning, where so many runs like ``run`` at once have more processes than this host has cores; else
     empty, also where other hosts may take part. engine: the run's launcher."""
-    from murmurate.spec import usable_cores
+    from murmurate.native.cores import usable_cores
 
     actors = run.replicas * run.source.acting_processes()
     each = 1 if engine.one_process else run.members + actors

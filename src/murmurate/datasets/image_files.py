@@ -16,6 +16,7 @@ from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets._record_errors import refuse_unreadable
 from murmurate.datasets.image_set import ImageBatch
 from murmurate.errors import Refusal, printable
+from murmurate.native.cores import usable_cores
 
 
 class EncodedImages(Protocol):
@@ -77,7 +78,7 @@ class ImageFiles:
         numbers = np.asarray(examples, np.int64)
         pixels = np.empty((len(numbers), self.size, self.size, 3), np.uint8)
         good = np.ones(len(numbers), np.bool_)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as threads:  # OpenCV decodes without the GIL
+        with ThreadPoolExecutor(usable_cores()) as threads:  # OpenCV decodes without the GIL
             errors = threads.map(self._decode, numbers.tolist(), pixels)
             for k, error in enumerate(errors):
                 if error is not None and not self.skip_bad:
@@ -105,7 +106,7 @@ def read_images(
     """
     paths = [os.fspath(path) for path in ([files] if isinstance(files, str | os.PathLike) else files)]
     pixels = np.empty((len(paths), size, size, 3), np.uint8)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(usable_cores()) as threads:
         for _ in threads.map(lambda path, into: _read_file(path, shortest, into), paths, pixels):
             pass  # raises what a thread raised, for the first of the files
     return pixels.transpose(0, 3, 1, 2)

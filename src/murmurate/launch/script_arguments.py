@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from murmurate.errors import Refusal
-from murmurate.spec import usable_cores
+from murmurate.native.cores import usable_cores
 from murmurate.strategies.interface import Strategy
 from murmurate.training.threads import threads_of_environment
 

@@ -18,6 +18,7 @@ from murmurate.replicator.replicator import check_capabilities
 from murmurate.spec import Placement
 from murmurate.strategies import strategy
 from murmurate.strategies.interface import Strategy
+from murmurate.training.preflight import check_compression
 from murmurate.training.run import Run
 
 _STRATEGIES = ("all-reduce", "local-sgd", "gala")
@@ -85,6 +86,8 @@ def candidates(
                     continue
                 found.validate()
                 check_capabilities(found.strategy, frozenset(Capability), "it", found.placement.devices)
+                if replicas > 1:  # one on each of several hosts gets other strategies
+                    check_compression(found)
             except Refusal:
                 continue
             if found != run:

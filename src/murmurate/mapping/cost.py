@@ -109,7 +109,7 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     bottleneck = max(stages, key=lambda name: stages[name])
     descheduled = _descheduled(run, computing, profile.cores)
     rate = 1 / (stages[bottleneck] + descheduled)
-    busy = computed * rate
+    busy = crowd * computed * rate
     own = learning - seconds["exchange"] + handover + descheduled
     least = max(stages["actors"], stages["cores"]) + descheduled
     return _prediction(run, shape, rate, seconds, bottleneck, busy, own, least)

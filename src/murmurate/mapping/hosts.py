@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import signal
 import tempfile
@@ -21,6 +22,7 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.spec import Placement
 from murmurate.strategies.interface import Strategy
+from murmurate.training.preflight import check_compression
 from murmurate.training.run import Run
 
 # the least numbers of updates, batches and exchange periods of each replica in a simulated run
@@ -34,8 +36,10 @@ def on_hosts(
     hosts: int,
     log: Callable[[str], None],
     strategies: Sequence[Strategy] = (),
+    most: int | None = None,
 ) -> Iterator[tuple[Candidate, Run, Prediction]]:
-    """The candidates ``best`` of ``run``, each with its run and prediction on all of ``hosts`` hosts.
+    """The first ``most`` (None: all) of the candidates ``best`` of ``run`` that several hosts can run, each
+    with its run and prediction on all of ``hosts`` hosts.
 
     A learner's own work takes the seconds that the cost model predicts, with the deviation that was measured,
     and the strategy's own code sends messages through a simulated network. A candidate with one replica
@@ -49,23 +53,30 @@ def on_hosts(
     log(f"{hosts} hosts, {'assumed' if link is None else link.how} network: {network}")
     if run.compression != "none":
         log(f"compression is not modelled: vectors are counted as without --compression {run.compression}")
-    for candidate in best:
+    considered = strategies or strategies_of(run)
+    for chosen in filter(_shares_memory, considered):
+        log(f"left out: {chosen.name}, as it needs shared memory, which several hosts do not have")
+    apart = list(itertools.filterfalse(_shares_memory, considered))
+    suited = (each for each in best if each.run.replicas == 1 or not _shares_memory(each.run.strategy))
+    for candidate in itertools.islice(suited, most):
         variant, prediction = candidate.run, candidate.prediction
         deviation = profile.recipes[key(variant)].deviation
         replicas = hosts * variant.replicas
-        for chosen in [variant.strategy] if variant.replicas > 1 else strategies or strategies_of(run):
-            if Capability.SHARED_MEMORY in chosen.needs:
-                log(f"left out: {chosen.name}, as it needs shared memory, which several hosts do not have")
-                continue
+        for chosen in [variant.strategy] if variant.replicas > 1 else apart:
             whole = dataclasses.replace(variant, replicas=replicas, strategy=chosen)
             cluster = Cluster(compute_model(prediction.own_seconds, deviation), network)
             try:
                 chosen.check(replicas)
+                check_compression(whole)
                 seconds = _batch_seconds(whole, cluster)
             except (Refusal, RunFailed) as failure:
                 log(f"left out: {label(chosen)} among {replicas} replicas: {failure}")
                 continue
             yield candidate, whole, _predicted(prediction, hosts, replicas, seconds)
+
+
+def _shares_memory(strategy: Strategy) -> bool:
+    return Capability.SHARED_MEMORY in strategy.needs
 
 
 def compute_model(seconds: float, deviation: float) -> str:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from murmurate.errors import Refusal, RunFailed
 from murmurate.launch.local import Local
 from murmurate.mapping.periods import period_of, with_usual_period
+from murmurate.mapping.primitives import shape_of
 from murmurate.mapping.quiet import started
 from murmurate.mapping.rounds import last_line
 from murmurate.mapping.variants import with_faster_precision
@@ -71,13 +72,14 @@ Train = Callable[[Run, float, int], Training]
 
 def factors(run: Run) -> dict[str, float]:
     """The rule's factors for ``run``; 1 for a factor that the run does not have. asynchrony: 2 for replicas
-    that do not wait for one another, else 1. precision: 2 for bfloat16, else 1. A strategy with a factor of
+    that do not wait for one another, else 1. precision: 2 for bfloat16, else 1. simulators: where a batch has
+    the steps of some of them alone, those, which depend on the number of actors. A strategy with a factor of
     its own, 2, has a period relative to its usual one, and no asynchrony."""
     requires: Any = run.learner.requires
     period = period_of(run.strategy) if run.replicas > 1 else 1
     found = {
         "replicas": float(run.replicas),
-        "simulators": float(getattr(run.source, "simulators", 1)),
+        "simulators": _simulators(run),
         "batch": float(getattr(requires, "batch", 1)),
         "period": float(period),
         "asynchrony": 2.0 if run.replicas > 1 and not run.strategy.synchronous else 1.0,
@@ -87,6 +89,12 @@ def factors(run: Run) -> dict[str, float]:
         usual = period_of(with_usual_period(run.strategy))
         found |= {"period": period / usual, "asynchrony": 1.0, name: 2.0}
     return found
+
+
+def _simulators(run: Run) -> float:
+    requires: Any = run.learner.requires
+    shape = shape_of(run) if requires.kind == "rollouts" else None
+    return float(getattr(run.source, "simulators", 1)) if shape is None else shape.rows / requires.steps
 
 
 def strategy_factor(strategy: Strategy) -> str | None:
@@ -272,6 +280,7 @@ def to_target(run: Run, target: float, seed: int) -> Training:
             record_every_seconds=_RECORD_SECONDS,
             evaluate_every_env_steps=0,
             loggers=(),
+            compression="none",  # of what hosts send each other
         )
         coordinator = started(changed, Path(folder))
         records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())

@@ -14,8 +14,8 @@ from murmurate.launch.script import run
 from murmurate.launch.script_ranks import torchrun_environment
 from murmurate.mapping.lines import fit
 from murmurate.mapping.profile import NETWORK, DeviceProfile, Link, load
+from murmurate.native.cores import usable_cores
 from murmurate.replicator.user_loop import OwnLoop
-from murmurate.spec import usable_cores
 
 _MESSAGES = ((1, 200), (25_000, 50), (1_000_000, 5))  # numbers of 4 bytes, and messages in a window
 _WINDOWS = 6

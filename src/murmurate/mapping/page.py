@@ -13,7 +13,7 @@ import jinja2
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction, vectors_of
 from murmurate.mapping.lines import relative_width
-from murmurate.mapping.primitives import PRIMITIVES, edges, producers, shape_of
+from murmurate.mapping.primitives import PRIMITIVES, edges, producers, role_of, shape_of
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, key
 from murmurate.record.figures import byte_size
 from murmurate.training.run import Run
@@ -136,7 +136,7 @@ def _gantt(run: Run, prediction: Prediction) -> str:
     figure, axes = _figure(9, 0.8 + 0.33 * len(names))
     ends = {"actor": 0.0, "learner": 0.0}  # seconds at which the last bar of each lane ends
     for row, name in enumerate(names):
-        role = PRIMITIVES[name].role if name in PRIMITIVES else "learner"
+        role = role_of(name)
         seconds = prediction.seconds[name]
         lane = role if actors else "learner"
         if actors and role == "actor":

@@ -161,7 +161,9 @@ def sizes(run: Run) -> list[Run]:
                 changed = dataclasses.replace(source, simulators=simulators)
                 pilots.append(dataclasses.replace(base, source=changed))
     if requires.kind == "transitions":
-        for batch in (max(8, requires.batch // 4), 4 * requires.batch):
+        most = source.replay.capacity // source.replay.segments  # of more rows no batch could be drawn
+        batches = {min(size, most) for size in (max(8, requires.batch // 4), 4 * requires.batch)}
+        for batch in sorted(batches - {requires.batch}):
             # as many env steps for each batch as the recipe has
             ratio = source.replay.samples_per_insert * batch / requires.batch
             starts = min(max(source.replay.learning_starts, batch), source.replay.capacity)
@@ -204,8 +206,12 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     too few batches in ``_LONGEST_SECONDS``, and RunFailed if a process fails.
     """
     run = resolved(run)
+    replay = getattr(run.source, "replay", None)
+    disk = replay.folder if replay is not None else None  # each process keeps a replay of its own there
+    if disk:
+        Path(disk).mkdir(parents=True, exist_ok=True)
     # made here, as a Ctrl-C kills the processes that write to it
-    with tempfile.TemporaryDirectory(prefix="murmurate-pilot-") as folder:
+    with tempfile.TemporaryDirectory(prefix="murmurate-pilot-", dir=disk) as folder:
         timings = run_together(busy, _timed, run, seconds, folder)
     found = [timing.iterations for timing in timings]
     turn = _turn(run)  # the pilot's iterations are means of as many
@@ -297,9 +303,10 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
     world: Any = TimedWorld(run.world, clock)
     own_device = str(run.placement.device(fabric.rank))  # processes at once share GPUs as replicas do
     placement = dataclasses.replace(run.placement, devices=(own_device,))
-    timed = dataclasses.replace(run, world=world, placement=placement)
     own_folder = Path(folder) / str(fabric.rank)
     (own_folder / "checkpoints").mkdir(parents=True)
+    source = _with_replay_in(run.source, own_folder / "replay")
+    timed = dataclasses.replace(run, world=world, placement=placement, source=source)
     began: list[float] = []
     turn = _turn(run)
     least = max(_ENOUGH_ITERATIONS, (1 + _WINDOWS) * turn)  # the first turn is warm-up
@@ -332,6 +339,14 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
         elsewhere = sum(call.updates[name] for calls in clock.calls.values() for call in calls)
         vectors[name] = len(replica), (replica.clock - elsewhere) / loop.batches
     return _Timing(kept, list(vectors.values()), of_model, step_deviation)
+
+
+def _with_replay_in(source: Any, folder: Path) -> Any:
+    """``source`` with its replay in files in ``folder``, if it keeps one in files."""
+    replay: Any = getattr(source, "replay", None)
+    if replay is None or not replay.folder:
+        return source
+    return dataclasses.replace(source, replay=dataclasses.replace(replay, folder=str(folder)))
 
 
 def _step_deviation(steps: Sequence[Sequence[float]]) -> float | None:

@@ -62,6 +62,11 @@ PER_STEP = ("act", "simulate", "collect", "insert")
 OF_MODEL = ("fit", "imagine")
 
 
+def role_of(work: str) -> str:
+    """The role of a primitive, or of what else a learner does: ``exchange``, ``waiting`` and ``handover``."""
+    return PRIMITIVES[work].role if work in PRIMITIVES else "learner"
+
+
 def size_of(shape: BatchShape, primitive: str) -> int:
     """The size with which the time of a primitive grows, in this shape."""
     size = PRIMITIVES[primitive].size

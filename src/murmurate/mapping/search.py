@@ -20,10 +20,10 @@ from murmurate.mapping.candidates import Candidate, candidates, changes, strateg
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by, unknown_factors
-from murmurate.mapping.primitives import on_cpu, producers
+from murmurate.mapping.primitives import on_cpu, producers, role_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.variants import variants
-from murmurate.spec import usable_cores
+from murmurate.native.cores import usable_cores
 from murmurate.strategies.interface import Strategy
 from murmurate.training.memory import needed_bytes, planned_bytes
 from murmurate.training.run import Run
@@ -37,6 +37,7 @@ UNITS = {
 }
 UNCHANGED = "as the recipe is"  # name of the candidate without changes
 _SIMULATED_CANDIDATES = 6
+_ROLES = {"learner": "learner", "actors": "actor"}  # of the stage that is a bottleneck
 
 
 def search(
@@ -53,14 +54,12 @@ def search(
     strategies: those that are considered; () for those of ``strategies_of``.
     Raises Refusal if the profile lacks the costs of this recipe, or what the objective needs.
     """
-    if objective == "memory" and hosts > 1:
-        raise Refusal("--objective memory is for the memory of one host: leave out --hosts.")
     strategies = strategies or strategies_of(run, shorter=objective == "time")
-    learning = _checked(run, profile, objective, log)
+    learning = _checked(run, profile, objective, hosts, log)
     searching = _Search(run, profile, objective, hosts, log, strategies, learning)
     found = searching.on_one_host()
     if hosts > 1:
-        placed = on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, log, strategies)
+        placed = on_hosts(found, run, profile, hosts, log, strategies, _SIMULATED_CANDIDATES)
         found = searching.ranked(
             searching.candidate(whole, p, one.bytes) for one, whole, p in placed if searching.knows(whole)
         )
@@ -167,7 +166,7 @@ class _Search:
 
 
 def _checked(
-    run: Run, profile: DeviceProfile, objective: Objective, log: Callable[[str], None]
+    run: Run, profile: DeviceProfile, objective: Objective, hosts: int, log: Callable[[str], None]
 ) -> Learning | None:
     """How fast ``run`` learns, as far as that was measured. Raises Refusal for what ``objective`` lacks."""
     costs = profile.recipes.get(key(run))
@@ -177,15 +176,18 @@ def _checked(
             f"the profile holds the costs of {known}, and not of {run.recipe} with these settings. Measure "
             f"them: murmurate plan {quoted(run.recipe)} --profile."
         )
-    check_objective(run, profile, objective)
+    check_objective(run, profile, objective, hosts)
     learning = costs.learning
     if objective == "time" and learning is not None and learning.unfinished:
         log(f"unfinished: {learning.unfinished} of {learning.runs} runs missed {learning.target:g}")
     return learning
 
 
-def check_objective(run: Run, profile: DeviceProfile, objective: Objective) -> None:
-    """Raise Refusal if the profile lacks what ``objective`` needs beside the costs of ``run``."""
+def check_objective(run: Run, profile: DeviceProfile, objective: Objective, hosts: int = 1) -> None:
+    """Raise Refusal if the profile lacks what ``objective`` needs beside the costs of ``run``, and for an
+    objective that is of one host alone."""
+    if objective == "memory" and hosts > 1:
+        raise Refusal("--objective memory is for the memory of one host: leave out --hosts.")
     costs = profile.recipes.get(key(run))
     learning = None if costs is None else costs.learning
     if objective == "time" and learning is None:
@@ -248,10 +250,11 @@ def _value(
 def _why(candidate: Candidate, best: Candidate, objective: Objective, cores: int) -> str:
     """cores: number of cores of all hosts."""
     prediction, run = candidate.prediction, candidate.run
-    longest = sorted(prediction.seconds.items(), key=lambda item: -item[1])[:2]
-    total = sum(prediction.seconds.values()) or 1.0
-    parts = " and ".join(f"{name} ({seconds / total:.0%})" for name, seconds in longest)
-    actors = producers(run)
+    actors, stage = producers(run), _ROLES.get(prediction.bottleneck)
+    seconds = {n: s for n, s in prediction.seconds.items() if not (actors and stage) or role_of(n) == stage}
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:2]
+    total = sum(seconds.values()) or 1.0
+    parts = " and ".join(f"{name} ({seconds[name] / total:.0%})" for name in longest)
     kind = "actors" if hasattr(run.source, "actors") else "decoding processes"
     processes = run.replicas * (1 + actors) + run.strategy.centre
     limits = {
@@ -270,7 +273,7 @@ def _why(candidate: Candidate, best: Candidate, objective: Objective, cores: int
     reason = limits
     if idle >= 0.5 and prediction.busy < best.prediction.busy:
         reason += f"; {idle:.1f} cores are idle"
-    exchanging = (prediction.seconds["exchange"] + prediction.seconds["waiting"]) / total
+    exchanging = sum(seconds.get(name, 0.0) for name in ("exchange", "waiting")) / total
     if exchanging > 0.1:
         reason += f"; {run.strategy.name} takes {exchanging:.0%} of a batch"
     return f"{factor:.2f} times worse: {reason}"

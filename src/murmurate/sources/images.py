@@ -17,13 +17,14 @@ from murmurate.datasets.image_files import ImageFiles
 from murmurate.datasets.image_set import ImageBatch
 from murmurate.datasets.interface import DataSet, ExampleSet, Subset
 from murmurate.errors import Refusal
+from murmurate.native.cores import usable_cores
 from murmurate.ranges import Range
 from murmurate.sources.encoded_images import EncodedImageSource
 from murmurate.sources.examples import ExampleOrder, ExampleSource, batches_of, check_examples
 from murmurate.sources.image_memory import MemoryLayout
 from murmurate.sources.image_worker import WorkerSettings
 from murmurate.sources.interface import BatchShape, RunView, SourceConfig, SourceContext
-from murmurate.spec import Batch, derive_seed, usable_cores
+from murmurate.spec import Batch, derive_seed
 
 _MOST_WORKERS = 64
 _WORKER_BYTES = 160 * 2**20  # Python, numpy and OpenCV, and buffers that are freed after each image

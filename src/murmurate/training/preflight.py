@@ -170,12 +170,7 @@ def preflight(run: Run, launcher: Launcher) -> Learner:
     offered = launcher.capabilities(run)
     description = f"the {launcher.name} launcher" + " across hosts" * (offered != launcher.offers)
     check_capabilities(run.strategy, offered, description, device_types(run))
-    if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
-        raise Refusal(
-            f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
-            "mail and register are, collectives and shared memory are not. Leave it out, or use "
-            "--strategy gala."
-        )
+    check_compression(run)
     planned = planned_bytes(run)
     if planned is not None:
         refuse_too_small(run, planned)
@@ -183,6 +178,16 @@ def preflight(run: Run, launcher: Launcher) -> Learner:
     if planned is None:  # perhaps as the learner cannot be built, of which ``build_once`` says why
         refuse_too_small(run, bytes_of(learner))
     return learner
+
+
+def check_compression(run: Run) -> None:
+    """Raise Refusal for a compression of what the strategy does not send."""
+    if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
+        raise Refusal(
+            f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
+            "mail and register are, collectives and shared memory are not. Leave it out, or use "
+            "--strategy gala."
+        )
 
 
 def try_once(world: World) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import torch
 
-from murmurate.spec import usable_cores
+from murmurate.native.cores import usable_cores
 
 
 def all_threads() -> int:

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 
 from murmurate.errors import Refusal
+from murmurate.native.control_groups import groups_of
 
 FEWER_OR_SMALLER = "fewer replicas or a smaller network"  # the usual remedy
 PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch
-GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# for cgroups v2 and v1: names of the files with the limit and the usage, and the folder below ``GROUPS``
-_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"))
+# names of the files with the limit and the usage, by the version of cgroups
+_FILES = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
 # entries of memory.stat that count memory which the kernel can free at once
 _RECLAIMABLE = ("inactive_file ", "total_inactive_file ")
 
@@ -61,21 +61,9 @@ def memory_text(count: int) -> str:
 
 def _left_in_groups() -> Iterator[int]:
     """The memory that each of this process's control groups still allows."""
-    try:
-        lines = OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for (limit_file, usage_file, tree), applies in zip(
-            _FILES, (controllers == "", "memory" in controllers), strict=True
-        ):
-            group = GROUPS / tree / path.lstrip("/")
-            while applies and group.is_relative_to(GROUPS):
-                left = _left(group, limit_file, usage_file)
-                if left is not None:
-                    yield left
-                group = group.parent
+    for group, version in groups_of("memory"):
+        if (left := _left(group, *_FILES[version])) is not None:
+            yield left
 
 
 def _left(group: Path, limit_file: str, usage_file: str) -> int | None:
