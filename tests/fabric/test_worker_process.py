@@ -133,6 +133,19 @@ def test_a_process_whose_start_method_a_library_has_added_starts_workers(
     assert multiprocessing.get_start_method() == "added"
 
 
+def test_a_worker_has_the_environment_that_its_launcher_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    with WorkerProcesses(1) as workers:
+        monkeypatch.setenv("SET_SINCE_THE_FORK_SERVER_BEGAN", "seen")
+        workers.start(0, environment_in_worker)
+        (worker,) = workers.wait(DEADLINE_SECONDS)
+        assert worker.exit is not None
+        assert worker.exit.result == {"OMP_NUM_THREADS": "1", **os.environ}
+
+
+def environment_in_worker(worker: Worker) -> Exit:
+    return Exit(FINISHED, result=dict(os.environ))
+
+
 def start_method_in_worker(worker: Worker) -> Exit:
     return Exit(FINISHED, result=multiprocessing.get_start_method(allow_none=True))
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -127,17 +127,37 @@ def using_existing_fork_server() -> Iterator[None]:
         del server.ensure_running
 
 
+class ProcessSettings(NamedTuple):
+    """What a process takes over from the one that starts it: the fork server has what was set when it began.
+
+    start_method: of ``multiprocessing``; None if it is not set.
+    """
+
+    start_method: str | None
+    environment: dict[str, str]
+
+    def adopt(self) -> None:
+        """Let them be this process's, too."""
+        # A data loader's workers start as they would in the launcher, by default as children of this process.
+        # Otherwise this process would start a fork server of its own for them, which would outlive it.
+        multiprocessing.set_start_method(self.start_method, force=True)
+        os.environ.clear()
+        os.environ.update(self.environment)
+
+
 @contextlib.contextmanager
-def known_start_method() -> Iterator[str | None]:
-    """This process's start method. A new process learns it by name, and would not know one that a library has
-    added, as joblib does in its workers: in place of that it is told another, and the value is None."""
+def settings_to_adopt() -> Iterator[ProcessSettings]:
+    """This process's settings. A new process learns the start method by name, and would not know one that a
+    library has added, as joblib does in its workers: in place of that it is told another, and the value is
+    None."""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as the fork server has it
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None or method in multiprocessing.get_all_start_methods():
-        yield method
+        yield ProcessSettings(method, environment)
         return
     multiprocessing.set_start_method("forkserver", force=True)
     try:
-        yield None
+        yield ProcessSettings(None, environment)
     finally:
         multiprocessing.set_start_method(method, force=True)
 

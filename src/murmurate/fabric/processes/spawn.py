@@ -38,9 +38,10 @@ from murmurate.fabric.processes.fork_server import (
     PRELOADED_BY_RUNS,
     REPORT_SECONDS,
     UNKNOWN_CODE,
+    ProcessSettings,
     end_stopped_fork_server,
     fork_server,
-    known_start_method,
+    settings_to_adopt,
 )
 from murmurate.fabric.processes.process_handle import (
     ProcessHandle,
@@ -234,10 +235,10 @@ class WorkerProcesses:
         end_stopped_fork_server()
         ours, theirs = self._context.Pipe(duplex=False)
         packed = pickle.dumps(work)  # torch's own pickling would move tensors to shared memory
-        with known_start_method() as start_method, signals_deferred():
+        with settings_to_adopt() as settings, signals_deferred():
             process = self._context.Process(
                 target=_run_worker,
-                args=(packed, rank, self.size, self.memory_file, theirs, start_method),
+                args=(packed, rank, self.size, self.memory_file, theirs, settings),
                 name=f"murmurate-replica-{rank}",
             )
             process.start()  # a Ctrl-C after this would leave a process that nothing ends
@@ -281,12 +282,10 @@ def _run_worker(
     size: int,
     memory_file: SharedMemoryFile,
     pipe: Connection,
-    start_method: str | None,
+    settings: ProcessSettings,
 ) -> None:
-    """The entry point of a worker process. packed: its ``Work``, pickled. start_method: the launcher's."""
-    # A data loader's workers start as they would in the launcher, by default as children of this process.
-    # Otherwise this worker would start a fork server of its own for them, which would outlive it.
-    multiprocessing.set_start_method(start_method, force=True)
+    """The entry point of a worker process. packed: its ``Work``, pickled. settings: the launcher's."""
+    settings.adopt()
     faulthandler.enable()
     threading.Thread(target=_exit_with_launcher, daemon=True).start()
     end_forked_processes_with_this_one()
