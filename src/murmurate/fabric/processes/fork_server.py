@@ -130,11 +130,12 @@ def using_existing_fork_server() -> Iterator[None]:
 class ProcessSettings(NamedTuple):
     """What a process takes over from the one that starts it: the fork server has what was set when it began.
 
-    start_method: of ``multiprocessing``; None if it is not set.
+    start_method: of ``multiprocessing``; None if it is not set. own_folder: see the function of that name.
     """
 
     start_method: str | None
     environment: dict[str, str]
+    own_folder: str
 
     def adopt(self) -> None:
         """Let them be this process's, too."""
@@ -145,6 +146,12 @@ class ProcessSettings(NamedTuple):
         os.environ.update(self.environment)
 
 
+def own_folder() -> str:
+    """The folder of this process's sockets, which those that outlive it are to remove; empty if it is that of
+    the process that started this one by ``multiprocessing``, which still needs it."""
+    return get_temp_dir() if multiprocessing.parent_process() is None else ""
+
+
 @contextlib.contextmanager
 def settings_to_adopt() -> Iterator[ProcessSettings]:
     """This process's settings. A new process learns the start method by name, and would not know one that a
@@ -153,11 +160,11 @@ def settings_to_adopt() -> Iterator[ProcessSettings]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as the fork server has it
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None or method in multiprocessing.get_all_start_methods():
-        yield ProcessSettings(method, environment)
+        yield ProcessSettings(method, environment, own_folder())
         return
     multiprocessing.set_start_method("forkserver", force=True)
     try:
-        yield ProcessSettings(None, environment)
+        yield ProcessSettings(None, environment, own_folder())
     finally:
         multiprocessing.set_start_method(method, force=True)
 
@@ -203,8 +210,8 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
                 gc.enable()
             gc.freeze()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        if multiprocessing.parent_process() is None:  # else the folder is the parent's, which still needs it
-            os.environ[preloaded_first.VARIABLE] = get_temp_dir()
+        if folder := own_folder():
+            os.environ[preloaded_first.VARIABLE] = folder
         if forks:
             _fork()
         else:
@@ -235,7 +242,7 @@ def _fork() -> None:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 forkserver.main(listener.fileno(), alive_read, [])
             finally:  # not in the workers that it forks
-                shutil.rmtree(get_temp_dir(), ignore_errors=True)
+                shutil.rmtree(own_folder(), ignore_errors=True)
                 os._exit(0)
         os.close(alive_read)
     server = _server()

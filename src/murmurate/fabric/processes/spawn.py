@@ -13,7 +13,6 @@ import faulthandler
 import functools
 import multiprocessing
 import multiprocessing.process
-import multiprocessing.util
 import os
 import pickle
 import shutil
@@ -287,7 +286,7 @@ def _run_worker(
     """The entry point of a worker process. packed: its ``Work``, pickled. settings: the launcher's."""
     settings.adopt()
     faulthandler.enable()
-    threading.Thread(target=_exit_with_launcher, daemon=True).start()
+    threading.Thread(target=_exit_with_launcher, args=(settings.own_folder,), daemon=True).start()
     end_forked_processes_with_this_one()
     worker = Worker(rank, memory_file, open_run_state(memory_file, size))
     with worker.afterwards:
@@ -337,12 +336,11 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exit_with_launcher() -> None:
+def _exit_with_launcher(folder: str) -> None:
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         wait([launcher.sentinel])
-        # the launcher cannot remove the fork server's socket any more
-        shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # the launcher cannot remove its sockets any more
         exit_now(1)
 
 
