@@ -62,17 +62,16 @@ def begin_fork_server(arguments: Sequence[str]) -> None:
     global _early_pid
     if any(argument.startswith("--launcher") for argument in arguments):
         return
-    threads, pid_before = os.environ.get("OMP_NUM_THREADS"), _pid()
+    threads_given, pid_before = "OMP_NUM_THREADS" in os.environ, _pid()
     forks = _may_fork()
     with contextlib.suppress(Refusal):
         _ensure_running(PRELOADED_BY_RUNS, forks)
     if _pid() != pid_before:
         _early_pid = _pid()
-    if threads is None:  # this process itself may use more threads
-        os.environ.pop("OMP_NUM_THREADS", None)
-        if forks and (torch := sys.modules.get("torch")):
-            cores = psutil.cpu_count(logical=False) or 1
-            torch.set_num_threads(min(cores, len(os.sched_getaffinity(0))))
+    # torch was imported with the workers' one thread, and this process itself may use more
+    if forks and not threads_given and (torch := sys.modules.get("torch")):
+        cores = psutil.cpu_count(logical=False) or 1
+        torch.set_num_threads(min(cores, len(os.sched_getaffinity(0))))
 
 
 def end_fork_server() -> None:
@@ -189,6 +188,7 @@ def _may_fork() -> bool:
 
 
 def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerContext:
+    threads_given = "OMP_NUM_THREADS" in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its thread pools in the fork server
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preloaded_first.__name__, *preload])
@@ -223,6 +223,8 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
         ) from error
     finally:
         os.environ.pop(preloaded_first.VARIABLE, None)
+        if not threads_given:  # this process itself may use more, and the number is the default of later runs
+            os.environ.pop("OMP_NUM_THREADS", None)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     return context
 
