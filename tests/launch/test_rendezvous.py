@@ -121,6 +121,19 @@ def test_one_job_after_another_has_an_epoch_and_a_folder_of_its_own(server: TCPS
         again.end()
 
 
+def test_jobs_of_two_rendezvous_of_one_process_may_alternate(server: TCPStore) -> None:
+    """As where a program calls ``murmurate.run`` and ``train``, which have one each."""
+    run, train = ([Rendezvous(around(server, rank)) for rank in (0, 1)] for _ in range(2))
+    for number, (leader, one) in enumerate([run, train, train, run]):
+        leader.begin()
+        announced = in_thread(one.join)
+        if number == 3:  # it sees that the last job was another's
+            until(lambda: run[1].epoch == train[0].epoch)
+        leader.gather()
+        leader.announce(job(leader, str(number)))
+        assert announced().folder == str(number)
+
+
 def test_a_job_after_one_that_was_refused_begins(server: TCPStore) -> None:
     one, leader = Rendezvous(around(server, 1)), Rendezvous(around(server, 0))
     leader.refuse()

@@ -179,7 +179,7 @@ class Rendezvous:
         self._memory_file = SharedMemoryFile.create()
         offer = lend(self._memory_file)
         self._messages.set("offer", json.dumps(dataclasses.asdict(offer)).encode())
-        self._root.set("current", str(self.epoch).encode())
+        self._root.set("current", str(self.epoch).encode(), alone=False)
         until = time.monotonic() + _GATHER_SECONDS
         say_at = time.monotonic() + _QUIET_SECONDS
         missing = set(range(1, self.environment.size))
@@ -327,7 +327,7 @@ class Rendezvous:
         """Announce that the leader does not start, so that the others do not wait."""
         self._begin_if_ended()
         self._messages.set("refused", b"1")
-        self._root.set("current", str(self.epoch).encode())
+        self._root.set("current", str(self.epoch).encode(), alone=False)
         self.end()
 
     def _trusted(self, store: AuthenticatedStore, key: str, writer: int = 0) -> bytes:
