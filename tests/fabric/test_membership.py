@@ -218,6 +218,22 @@ def test_messages_held_by_the_living_stay_and_those_held_by_the_dead_block_no_se
         del held_by_the_dead  # until here its memory was in use
 
 
+def test_a_reader_that_is_slower_than_its_sender_lets_the_queue_become_full(
+    host: Callable[[int], Host],
+) -> None:
+    here = host(2)
+    (_, zero), (_, one) = here.member(0), here.member(1)
+    sent, read = 0, list[float]()
+    for _ in range(50):
+        while zero.send(1, "x", full(float(sent)), deadline_seconds=0.0):
+            sent += 1
+            assert sent - len(read) < 30, "a queue without a bound"
+        message = one.receive("x")
+        assert message is not None
+        read.append(float(message.x[0]))
+    assert read == list(range(50))
+
+
 def test_a_message_that_is_forgotten_gives_its_slot_back(host: Callable[[int], Host]) -> None:
     here = host(2)
     (_, zero), (_, one) = here.member(0), here.member(1)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fabric.networked import N, channels, fill, members
+from fabric.networked import N, at_once, channels, fill, members
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import pending
 from murmurate.fabric.network.frames import Closed
@@ -175,3 +175,14 @@ def test_a_member_that_goes_on_with_other_rounds_is_not_waited_for():
         with pytest.raises(FabricError, match=r"rank\(s\) \[1\] did not join round 1.*larger deadline_s"):
             here.mean_(fill(1))
         fabrics[0].endpoint.wait = wait
+
+
+@pytest.mark.parametrize("encrypt", [True, False])  # False: gloo has a timeout of its own
+def test_a_deadline_may_be_infinite(encrypt):
+    x = torch.ones(100_000)  # long enough for an engine
+    with members(2, deadline_seconds=float("inf"), encrypt=encrypt, shared_memory=False) as fabrics:
+        here, there = channels(fabrics, like=x)
+        assert at_once(*(lambda channel=channel: channel.mean_(x.clone()) for channel in (here, there))) == [
+            2,
+            2,
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -174,3 +175,15 @@ def test_a_leader_that_is_kept_from_the_store_is_silent(
     store.set("murmurate/a run/1/run_state/launcher", header)
     until(lambda: other.leader_silent_seconds() > 0.5)
     assert leader.leader_silent_seconds() == 0.0
+
+
+def test_the_time_for_which_a_process_was_stopped_is_not_the_silence_of_others(store: TCPStore) -> None:
+    """As where a scheduler suspends a job on all its hosts: they were stopped at the same time."""
+    stopped_seconds = [0.0]
+
+    def clock() -> float:
+        return time.monotonic() + stopped_seconds[0]
+
+    with closing(StoreRunState(2, authenticated(store), [0], leads=True, clock=clock)) as leader:
+        stopped_seconds[0] = 1000.0
+        assert leader.silent_seconds(1) < 100.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import functools
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -11,12 +13,14 @@ import struct
 import subprocess
 from multiprocessing import Pipe
 from multiprocessing.context import ForkContext, ForkServerProcess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from murmurate.fabric.processes.fork_server import own_folder
 from murmurate.fabric.processes.report import send_report
 from murmurate.fabric.processes.spawn import (
     DIED,
@@ -27,7 +31,7 @@ from murmurate.fabric.processes.spawn import (
     WorkerProcesses,
     take_signals,
 )
-from waiting import DEADLINE_SECONDS
+from waiting import DEADLINE_SECONDS, until
 
 _MUCH = 1 << 22  # bytes
 
@@ -131,6 +135,56 @@ def test_a_process_whose_start_method_a_library_has_added_starts_workers(
         (worker,) = workers.wait(60.0)
     assert worker.exit == Exit(FINISHED, result=None)
     assert multiprocessing.get_start_method() == "added"
+
+
+def test_a_worker_has_the_environment_that_its_launcher_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    with WorkerProcesses(1) as workers:
+        monkeypatch.setenv("SET_SINCE_THE_FORK_SERVER_BEGAN", "seen")
+        workers.start(0, environment_in_worker)
+        (worker,) = workers.wait(DEADLINE_SECONDS)
+        assert worker.exit is not None
+        assert worker.exit.result == {"OMP_NUM_THREADS": "1", **os.environ}
+
+
+def test_the_folder_of_sockets_is_not_that_of_a_launcher_that_is_a_worker_itself() -> None:
+    with WorkerProcesses(1) as workers:
+        workers.start(0, folder_of_a_worker)
+        (worker,) = workers.wait(DEADLINE_SECONDS)
+        assert worker.exit is not None
+        assert worker.exit.result == ""
+        assert own_folder() == multiprocessing.util.get_temp_dir()
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_worker_that_is_killed_leave_the_sockets_of_its_launcher(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with WorkerProcesses(1) as workers:
+        workers.start(0, functools.partial(start_worker_and_pause, file))
+        until(file.exists, "the pid of the worker's worker")
+        inner = psutil.Process(int(file.read_text()))
+        workers.by_rank[0].kill()
+        assert [worker.rank for worker in workers.wait(DEADLINE_SECONDS)] == [0]
+        until(lambda: not inner.is_running(), "its end")
+        workers.start(0, report_much)
+        (worker,) = workers.wait(DEADLINE_SECONDS)
+        assert worker.exit is not None
+        assert worker.exit.how == FINISHED
+
+
+def start_worker_and_pause(file: Path, worker: Worker) -> None:
+    with WorkerProcesses(1) as workers:
+        workers.start(0, take_signals_and_pause)
+        (file.parent / "written").write_text(str(workers.by_rank[0].process.pid))
+        (file.parent / "written").rename(file)
+        signal.pause()
+
+
+def folder_of_a_worker(worker: Worker) -> Exit:
+    return Exit(FINISHED, result=own_folder())
+
+
+def environment_in_worker(worker: Worker) -> Exit:
+    return Exit(FINISHED, result=dict(os.environ))
 
 
 def start_method_in_worker(worker: Worker) -> Exit:

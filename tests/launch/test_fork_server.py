@@ -16,6 +16,7 @@ import pytest
 import murmurate
 from murmurate.cli import run_verbs
 from murmurate.cli.main import INTERRUPTED, REFUSED
+from murmurate.fabric.processes.fork_server import fork_server
 
 _ASK = """
 import json, os, signal, sys, threading, time
@@ -138,6 +139,13 @@ def test_a_daemon_is_refused_and_leaves_no_folder(tmp_path: Path, monkeypatch: p
 def test_a_server_that_others_live_under_is_not_ended_and_a_given_number_of_threads_stays() -> None:
     found = asked(used="1", OMP_NUM_THREADS="2")
     assert found == {"running": True, "threads": "2", "heavy": ["torch", "numpy"]}
+
+
+def test_a_run_leaves_the_number_of_threads_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a script each has an equal share of the cores; OMP_NUM_THREADS would be the number of each."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    fork_server()
+    assert "OMP_NUM_THREADS" not in os.environ
 
 
 _COLLECTS = """

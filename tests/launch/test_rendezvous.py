@@ -98,6 +98,54 @@ def test_an_announcement_of_an_earlier_start_is_not_taken(server: TCPStore) -> N
     assert len(epochs) == 2, "each start has an epoch of its own"
 
 
+def test_one_job_after_another_has_an_epoch_and_a_folder_of_its_own(server: TCPStore, tmp_path: Path) -> None:
+    """As in a script that trains twice; after the second, torch elastic starts the script again."""
+    one = Rendezvous(around(server, 1))
+    leader = Rendezvous(around(server, 0))
+    for name in ("first", "second"):
+        announced = in_thread(one.join)
+        assert leader.earlier_folder() is None
+        leader.claimed(tmp_path / name)
+        leader.gather()
+        leader.announce(job(leader, name))
+        assert announced().folder == name
+        code = in_thread(lambda: one.await_dismissal(lambda: False))
+        leader.dismiss(0)
+        assert code() == 0
+        one.end()
+        leader.close()
+        leader.end()
+    again = Rendezvous(around(server, 0))
+    for name in ("first", "second"):
+        assert again.earlier_folder() == tmp_path / name
+        again.end()
+
+
+def test_jobs_of_two_rendezvous_of_one_process_may_alternate(server: TCPStore) -> None:
+    """As where a program calls ``murmurate.run`` and ``train``, which have one each."""
+    run, train = ([Rendezvous(around(server, rank)) for rank in (0, 1)] for _ in range(2))
+    for number, (leader, one) in enumerate([run, train, train, run]):
+        leader.begin()
+        announced = in_thread(one.join)
+        if number == 3:  # it sees that the last job was another's
+            until(lambda: run[1].epoch == train[0].epoch)
+        leader.gather()
+        leader.announce(job(leader, str(number)))
+        assert announced().folder == str(number)
+
+
+def test_a_job_after_one_that_was_refused_begins(server: TCPStore) -> None:
+    one, leader = Rendezvous(around(server, 1)), Rendezvous(around(server, 0))
+    leader.refuse()
+    with pytest.raises(Refusal, match="rank 0 refused"):
+        one.join()
+    one.end()
+    announced = in_thread(one.join)
+    leader.gather()
+    leader.announce(job(leader, "/runs/second"))
+    assert announced().folder == "/runs/second"
+
+
 def test_a_refusal_of_the_leader_is_one_for_all(server: TCPStore) -> None:
     announced = in_thread(Rendezvous(around(server, 1)).join)
     leader = Rendezvous(around(server, 0))

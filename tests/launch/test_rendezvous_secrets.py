@@ -75,14 +75,14 @@ def test_the_secret_of_the_environment_is_that_of_every_message(
         host.close()
 
 
-@pytest.mark.parametrize("key", ["current", "offer", "announcement", "rank/1", "folder"])
+@pytest.mark.parametrize("key", ["current", "offer", "announcement", "rank/1", "folder/1"])
 def test_what_a_stranger_writes_into_the_store_is_refused(
     key: str, server: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """He flips one bit of what was written, and of his own signs what he pleases."""
     monkeypatch.setenv("MURMURATE_SECRET", drawn_secret())
     leader, one = Rendezvous(around(server, 0)), Rendezvous(around(server, 1))
-    place = "murmurate/test" if key in ("current", "folder") else f"murmurate/test/epoch-{leader.epoch}"
+    place = "murmurate/test" if key in ("current", "folder/1") else f"murmurate/test/epoch-{leader.epoch}"
     leader.claimed(Path("/runs/first"))
     first = in_thread(leader.gather)
     until(lambda: server.check(["murmurate/test/current"]))
@@ -95,7 +95,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(
         server.set(f"{place}/{key}", true[:-1] + bytes([true[-1] ^ 1]))
         one = Rendezvous(around(server, 1))
         with pytest.raises(Refusal, match=r"rank 0 has another .* or a stranger has written"):
-            Rendezvous(around(server, 0)).earlier_folder() if key == "folder" else one.join()
+            Rendezvous(around(server, 0)).earlier_folder() if key == "folder/1" else one.join()
     else:
         AuthenticatedStore(server, place, b"").set(key, b"{}")
         with pytest.raises(Refusal, match=r"rank 1 has another .* or a stranger has written"):

@@ -153,3 +153,20 @@ def test_the_last_living_replica_has_no_donor_to_be_restarted_from() -> None:
     assert [scene.run_state.incarnation(rank) for rank in range(2)] == [1, 0]
     scene.live(0.1)
     assert scene.workers[0].killed
+
+
+def test_the_dead_are_started_again_while_the_only_other_replica_is_silent() -> None:
+    """As where memory runs short: one replica is killed while another waits for the disk."""
+    scene = Scene("gala", replicas=2, restarts=1)
+    scene.live(0.5)
+    scene.silent = {0}
+    scene.live(FLOOR_SECONDS)
+    assert scene.told(0) == ["silent"]
+    scene.die(1)
+    assert scene.run_state.incarnation(1) == 1
+    scene.run_state.mark_ready(1)
+    scene.live(0.2)
+    assert scene.run_state.transfer_request == 0, "it cannot send its state yet"
+    scene.silent = set()
+    scene.live(0.2)
+    assert TransferRequest.unpack(scene.run_state.transfer_request) == TransferRequest(1, 1, 1, 0)

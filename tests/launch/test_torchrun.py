@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +30,7 @@ from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
 from murmurate.training.run import Run
+from waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.timeout(900)
 _ENGINE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -288,6 +292,30 @@ def test_a_refusal_names_the_host_and_is_heard_before_its_silence(elsewhere: boo
     assert str(refusal.value) == "on host-b: " * elsewhere + "this host cannot listen at nosuch"
     host.run_state.has_saved = lambda *_: True
     torchrun._raise_ends(elastic, host, None)  # type: ignore[arg-type]
+
+
+_TWO_RUNS = """
+import sys
+from pathlib import Path
+import murmurate
+if __name__ == "__main__":
+    for seed in (1, 2):
+        murmurate.train(
+            "cartpole-a2c", launcher="torchrun", env_steps=200, seed=seed, out=Path(sys.argv[1]) / str(seed),
+            eval_episodes=1, quiet=True,
+        )
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_train_twice(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_TWO_RUNS)
+    engine = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = [sys.executable, *engine, str(tmp_path / "script.py"), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=DEADLINE_SECONDS)
+    for seed in (1, 2):
+        summary = json.loads((tmp_path / str(seed) / "summary.json").read_text())
+        assert (summary["exit"], summary["seed"], summary["replicas"]) == ("finished", seed, 2)
 
 
 def test_all_ranks_end_with_a_run_that_had_finished_before(tmp_path: Path) -> None:

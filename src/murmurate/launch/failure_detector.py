@@ -65,7 +65,7 @@ class FailureDetector:
         self._heartbeats.forget(rank)
         if self._request is not None and self._request.joiner == rank:
             self._clear_request()
-        if self._is_over() or self.run_state.has_finished(rank) or not self._donors():
+        if self._is_over() or self.run_state.has_finished(rank) or not self._peers():
             return
         if worker.killed_because == EXCLUDED and self._rejoins[rank] < REJOINS:
             self._rejoins[rank] += 1
@@ -94,7 +94,11 @@ class FailureDetector:
         return worker.joins and not worker.ended and not self.run_state.has_entered(worker.rank)
 
     def _donors(self) -> list[int]:
-        """The replicas that can send their state to a joiner."""
+        """The replicas that can send their state to a joiner now."""
+        return [rank for rank in self._peers() if not self._heartbeats.is_silent(rank)]
+
+    def _peers(self) -> list[int]:
+        """The replicas that can do so now, or once they are no longer silent."""
         return [
             worker.rank
             for worker in self.workers.by_rank.values()
@@ -102,7 +106,6 @@ class FailureDetector:
             and not worker.ended
             and not self._is_joining(worker)
             and not self.run_state.has_finished(worker.rank)
-            and not self._heartbeats.is_silent(worker.rank)
         ]
 
     def _admit_joiner(self) -> None:

@@ -115,6 +115,7 @@ class Rendezvous:
         self._place = _place(self.run_id)
         self._root = AuthenticatedStore(self._engine_store, self._place, secret)
         self._memory_file: SharedMemoryFile | None = None
+        self._job, self._ended_epoch = 0, -1
         self._enter(0)
         self.begin()
 
@@ -128,11 +129,20 @@ class Rendezvous:
 
     def begin(self) -> None:
         """Begin a job, before ``gather`` or ``join``. The constructor does so for the first job."""
+        self._job += 1
         if self.leads:
             # random, so that nothing that was written in another epoch can be valid in this one
             self._enter(secrets.randbits(62))
         self.offer: MemoryOffer | None = None
         self.others: dict[int, RankInfo] = {}
+
+    def end(self) -> None:
+        """The job is over: the next one has another epoch."""
+        self._ended_epoch = self.epoch
+
+    def _begin_if_ended(self) -> None:
+        if self.epoch == self._ended_epoch:
+            self.begin()
 
     @property
     def store(self) -> Store:
@@ -148,13 +158,15 @@ class Rendezvous:
     # -- values that outlive an epoch
 
     def earlier_folder(self) -> Path | None:
-        """The run folder that rank 0 claimed in an earlier epoch of this group; None if there is none. Raises
-        Refusal if it was written with another secret."""
-        return Path(self._trusted(self._root, "folder").decode()) if self._root.check("folder") else None
+        """The run folder that rank 0 claimed for this job before the group was started again, if there is
+        one. Raises Refusal if it was written with another secret."""
+        self._begin_if_ended()
+        key = f"folder/{self._job}"
+        return Path(self._trusted(self._root, key).decode()) if self._root.check(key) else None
 
     def claimed(self, folder: Path) -> None:
         """Rank 0 has claimed ``folder`` as the run folder: later epochs find it by ``earlier_folder``."""
-        self._root.set("folder", str(folder.resolve()).encode())
+        self._root.set(f"folder/{self._job}", str(folder.resolve()).encode())
 
     # -- the leader
 
@@ -163,10 +175,11 @@ class Rendezvous:
 
         Raises Refusal, naming the ranks that are missing or have another secret.
         """
+        self._begin_if_ended()
         self._memory_file = SharedMemoryFile.create()
         offer = lend(self._memory_file)
         self._messages.set("offer", json.dumps(dataclasses.asdict(offer)).encode())
-        self._root.set("current", str(self.epoch).encode())
+        self._root.set("current", str(self.epoch).encode(), alone=False)
         until = time.monotonic() + _GATHER_SECONDS
         say_at = time.monotonic() + _QUIET_SECONDS
         missing = set(range(1, self.environment.size))
@@ -219,7 +232,7 @@ class Rendezvous:
         nonce = secrets.token_hex(8)
         until = time.monotonic() + _GATHER_SECONDS
         say_at = time.monotonic() + _QUIET_SECONDS
-        earlier_epoch, is_first_look = -1, True
+        earlier_epoch, is_first_look = self._ended_epoch, True
         while True:
             if self._root.check("current"):
                 epoch = int(self._leaders_epoch(nonce))
@@ -312,8 +325,10 @@ class Rendezvous:
 
     def refuse(self) -> None:
         """Announce that the leader does not start, so that the others do not wait."""
+        self._begin_if_ended()
         self._messages.set("refused", b"1")
-        self._root.set("current", str(self.epoch).encode())
+        self._root.set("current", str(self.epoch).encode(), alone=False)
+        self.end()
 
     def _trusted(self, store: AuthenticatedStore, key: str, writer: int = 0) -> bytes:
         """The value that rank ``writer`` has written. Raises Refusal if that rank has another secret."""

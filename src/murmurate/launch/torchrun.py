@@ -118,6 +118,7 @@ class Torchrun(Launcher):
             coordinator.close()
             host.close()
             elastic.close()
+        elastic.end()  # not after a Refusal, which ``refuse`` announces in the same epoch
         return coordinator
 
 
@@ -250,8 +251,15 @@ class ElasticRanks(Rendezvous):
         )
         self.dismiss(0)
         self.close()
+        self.end()
 
     def follow(self, own: Run, read: Callable[[Path], Run]) -> tuple[Path, int]:
+        try:
+            return self._follow(own, read)
+        finally:
+            self.end()
+
+    def _follow(self, own: Run, read: Callable[[Path], Run]) -> tuple[Path, int]:
         rank = self.environment.rank
         try:
             spec = self.join()

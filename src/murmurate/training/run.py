@@ -69,8 +69,8 @@ class Run:
         if there is no such peer. Raise it for environments whose single step or reset takes longer: what it
         is above 120 is added to the deadline of synchronous strategies, which depends on the time of rounds.
     compression: compression of vectors sent between hosts (launchers ``torchrun`` and ``ray``) by register
-        and mail: ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither;
-        where all members turn out to share one host's memory it has no effect, and an event says so.
+        and mail: ``bfloat16`` or ``int8``, in mail with error feedback. Refused under a strategy that uses
+        neither; where all members turn out to share one host's memory it has no effect, and an event says so.
     loggers: loggers beside TensorBoard: ``wandb`` (Weights & Biases), ``mlflow`` (MLflow).
     """
 

@@ -59,9 +59,10 @@ class AuthenticatedStore:
         """The keys below ``name`` in this part, over the same connection."""
         return AuthenticatedStore(self._store, f"{self._place}/{name}", self._secret)
 
-    def set(self, key: str, content: bytes) -> None:
-        """Write a value, with a sequence number above that of the value before."""
-        if key not in self._written:  # an earlier process of this writer may have written it
+    def set(self, key: str, content: bytes, *, alone: bool = True) -> None:
+        """Write a value, with a sequence number above that of the value before. alone: whether this object is
+        the only one of this process that writes the key."""
+        if not alone or key not in self._written:  # an earlier process of this writer may have written it
             with contextlib.suppress(Unauthentic):
                 if self.check(key):
                     self._written[key], _ = self._split(key, self._store.get(self._full_key(key)))

@@ -35,6 +35,7 @@ log = logging.getLogger("murmurate.fabric.network.fabric")
 _JOIN_SECONDS = 2.0
 # how long to wait for a valid record in place of one made with another secret, perhaps by an earlier process
 _REFUSED_SECONDS = 5.0
+_LONGEST_SECONDS = 1e9  # stands for longer deadlines, also infinite ones, which waits do not accept
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # between two polls of shared memory
 
 
@@ -52,7 +53,7 @@ class Endpoint:
     ) -> None:
         self.rank, self.size = credentials.rank, size
         self.credentials, self.address = credentials, address
-        self.deadline_seconds = deadline_seconds
+        self.deadline_seconds = min(deadline_seconds, _LONGEST_SECONDS)
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.closed = False

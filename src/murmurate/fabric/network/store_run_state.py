@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from murmurate.fabric.awake import AwakeClock
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.processes.run_state import LAUNCHER_ROWS, MEMBER_ROWS, RunState
@@ -44,6 +45,7 @@ class StoreRunState(RunState):
         leads: bool,
         deadline_seconds: float = 60.0,
         env_steps: Sequence[int] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         cells = np.zeros(self.cells_needed(size), dtype=np.int64)
         super().__init__(size, cells)
@@ -53,8 +55,9 @@ class StoreRunState(RunState):
         # by key: what was pushed and pulled last
         self._pushed: dict[str, bytes] = {}
         self._pulled: dict[str, bytes] = {}
+        self._clock = AwakeClock(clock)
         # the last heartbeat under each key, and when it arrived
-        self._beats = dict.fromkeys(self._keys, (0, time.monotonic()))
+        self._beats = dict.fromkeys(self._keys, (0, self._clock.now()))
         self._beat, self._beat_at = 0, 0.0  # this process's heartbeat
         self.lost = False  # the store has failed: nothing is pushed or pulled any more
         self._closing = threading.Event()
@@ -79,7 +82,8 @@ class StoreRunState(RunState):
         return self._store.refused
 
     def silent_seconds(self, rank: int) -> float:
-        """Time since the last heartbeat of the process that writes column ``rank``; 0 if this one does."""
+        """Time since the last heartbeat of the process that writes column ``rank``, without that for which
+        this process was stopped; 0 if this one writes it."""
         return self._silence(_column(rank))
 
     def leader_silent_seconds(self) -> float:
@@ -87,7 +91,7 @@ class StoreRunState(RunState):
         return self._silence(_HEADER_KEY)
 
     def _silence(self, key: str) -> float:
-        return time.monotonic() - self._beats[key][1] if key in self._beats else 0.0
+        return self._clock.now() - self._beats[key][1] if key in self._beats else 0.0
 
     def close(self) -> None:
         """Push the last changes, and stop."""
@@ -158,7 +162,7 @@ class StoreRunState(RunState):
             self._pushed[key] = content
 
     def _pull(self) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         for key, value in zip(self._keys, self._store.values(self._keys) if self._keys else [], strict=True):
             if self._pulled.get(key) == value:
                 continue

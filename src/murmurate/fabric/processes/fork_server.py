@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -62,17 +62,16 @@ def begin_fork_server(arguments: Sequence[str]) -> None:
     global _early_pid
     if any(argument.startswith("--launcher") for argument in arguments):
         return
-    threads, pid_before = os.environ.get("OMP_NUM_THREADS"), _pid()
+    threads_given, pid_before = "OMP_NUM_THREADS" in os.environ, _pid()
     forks = _may_fork()
     with contextlib.suppress(Refusal):
         _ensure_running(PRELOADED_BY_RUNS, forks)
     if _pid() != pid_before:
         _early_pid = _pid()
-    if threads is None:  # this process itself may use more threads
-        os.environ.pop("OMP_NUM_THREADS", None)
-        if forks and (torch := sys.modules.get("torch")):
-            cores = psutil.cpu_count(logical=False) or 1
-            torch.set_num_threads(min(cores, len(os.sched_getaffinity(0))))
+    # torch was imported with the workers' one thread, and this process itself may use more
+    if forks and not threads_given and (torch := sys.modules.get("torch")):
+        cores = psutil.cpu_count(logical=False) or 1
+        torch.set_num_threads(min(cores, len(os.sched_getaffinity(0))))
 
 
 def end_fork_server() -> None:
@@ -127,17 +126,44 @@ def using_existing_fork_server() -> Iterator[None]:
         del server.ensure_running
 
 
+class ProcessSettings(NamedTuple):
+    """What a process takes over from the one that starts it: the fork server has what was set when it began.
+
+    start_method: of ``multiprocessing``; None if it is not set. own_folder: see the function of that name.
+    """
+
+    start_method: str | None
+    environment: dict[str, str]
+    own_folder: str
+
+    def adopt(self) -> None:
+        """Let them be this process's, too."""
+        # A data loader's workers start as they would in the launcher, by default as children of this process.
+        # Otherwise this process would start a fork server of its own for them, which would outlive it.
+        multiprocessing.set_start_method(self.start_method, force=True)
+        os.environ.clear()
+        os.environ.update(self.environment)
+
+
+def own_folder() -> str:
+    """The folder of this process's sockets, which those that outlive it are to remove; empty if it is that of
+    the process that started this one by ``multiprocessing``, which still needs it."""
+    return get_temp_dir() if multiprocessing.parent_process() is None else ""
+
+
 @contextlib.contextmanager
-def known_start_method() -> Iterator[str | None]:
-    """This process's start method. A new process learns it by name, and would not know one that a library has
-    added, as joblib does in its workers: in place of that it is told another, and the value is None."""
+def settings_to_adopt() -> Iterator[ProcessSettings]:
+    """This process's settings. A new process learns the start method by name, and would not know one that a
+    library has added, as joblib does in its workers: in place of that it is told another, and the value is
+    None."""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as the fork server has it
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None or method in multiprocessing.get_all_start_methods():
-        yield method
+        yield ProcessSettings(method, environment, own_folder())
         return
     multiprocessing.set_start_method("forkserver", force=True)
     try:
-        yield None
+        yield ProcessSettings(None, environment, own_folder())
     finally:
         multiprocessing.set_start_method(method, force=True)
 
@@ -162,6 +188,7 @@ def _may_fork() -> bool:
 
 
 def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerContext:
+    threads_given = "OMP_NUM_THREADS" in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its thread pools in the fork server
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preloaded_first.__name__, *preload])
@@ -183,8 +210,8 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
                 gc.enable()
             gc.freeze()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        if multiprocessing.parent_process() is None:  # else the folder is the parent's, which still needs it
-            os.environ[preloaded_first.VARIABLE] = get_temp_dir()
+        if folder := own_folder():
+            os.environ[preloaded_first.VARIABLE] = folder
         if forks:
             _fork()
         else:
@@ -196,6 +223,8 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
         ) from error
     finally:
         os.environ.pop(preloaded_first.VARIABLE, None)
+        if not threads_given:  # this process itself may use more, and the number is the default of later runs
+            os.environ.pop("OMP_NUM_THREADS", None)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     return context
 
@@ -215,7 +244,7 @@ def _fork() -> None:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 forkserver.main(listener.fileno(), alive_read, [])
             finally:  # not in the workers that it forks
-                shutil.rmtree(get_temp_dir(), ignore_errors=True)
+                shutil.rmtree(own_folder(), ignore_errors=True)
                 os._exit(0)
         os.close(alive_read)
     server = _server()

@@ -96,17 +96,18 @@ class ProcessMailbox:
         return True
 
     def receive(self, tag: str) -> Message | None:
-        self._collect()
-        waiting = self._messages.get(tag)
-        return waiting.popleft() if waiting else None
+        return self._messages[tag].popleft() if self._has(tag) else None
 
     def wait(self, tag: str, deadline_seconds: float) -> Message | None:
-        def has_message() -> bool:
-            self._collect()
-            return bool(self._messages.get(tag))
-
-        self._wait(has_message, deadline_seconds)
+        self._wait(lambda: self._has(tag), deadline_seconds)
         return self.receive(tag)
+
+    def _has(self, tag: str) -> bool:
+        """Whether there is a message under ``tag``. Only if none was taken before are more taken out of the
+        slots: else a sender that is faster than its reader would never find them full."""
+        if not self._messages.get(tag):
+            self._collect()
+        return bool(self._messages.get(tag))
 
     def _collect(self) -> None:
         if self._sent == self._taken:

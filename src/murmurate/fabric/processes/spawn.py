@@ -13,7 +13,6 @@ import faulthandler
 import functools
 import multiprocessing
 import multiprocessing.process
-import multiprocessing.util
 import os
 import pickle
 import shutil
@@ -38,9 +37,10 @@ from murmurate.fabric.processes.fork_server import (
     PRELOADED_BY_RUNS,
     REPORT_SECONDS,
     UNKNOWN_CODE,
+    ProcessSettings,
     end_stopped_fork_server,
     fork_server,
-    known_start_method,
+    settings_to_adopt,
 )
 from murmurate.fabric.processes.process_handle import (
     ProcessHandle,
@@ -234,10 +234,10 @@ class WorkerProcesses:
         end_stopped_fork_server()
         ours, theirs = self._context.Pipe(duplex=False)
         packed = pickle.dumps(work)  # torch's own pickling would move tensors to shared memory
-        with known_start_method() as start_method, signals_deferred():
+        with settings_to_adopt() as settings, signals_deferred():
             process = self._context.Process(
                 target=_run_worker,
-                args=(packed, rank, self.size, self.memory_file, theirs, start_method),
+                args=(packed, rank, self.size, self.memory_file, theirs, settings),
                 name=f"murmurate-replica-{rank}",
             )
             process.start()  # a Ctrl-C after this would leave a process that nothing ends
@@ -281,14 +281,12 @@ def _run_worker(
     size: int,
     memory_file: SharedMemoryFile,
     pipe: Connection,
-    start_method: str | None,
+    settings: ProcessSettings,
 ) -> None:
-    """The entry point of a worker process. packed: its ``Work``, pickled. start_method: the launcher's."""
-    # A data loader's workers start as they would in the launcher, by default as children of this process.
-    # Otherwise this worker would start a fork server of its own for them, which would outlive it.
-    multiprocessing.set_start_method(start_method, force=True)
+    """The entry point of a worker process. packed: its ``Work``, pickled. settings: the launcher's."""
+    settings.adopt()
     faulthandler.enable()
-    threading.Thread(target=_exit_with_launcher, daemon=True).start()
+    threading.Thread(target=_exit_with_launcher, args=(settings.own_folder,), daemon=True).start()
     end_forked_processes_with_this_one()
     worker = Worker(rank, memory_file, open_run_state(memory_file, size))
     with worker.afterwards:
@@ -338,12 +336,11 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exit_with_launcher() -> None:
+def _exit_with_launcher(folder: str) -> None:
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         wait([launcher.sentinel])
-        # the launcher cannot remove the fork server's socket any more
-        shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # the launcher cannot remove its sockets any more
         exit_now(1)
 
 
