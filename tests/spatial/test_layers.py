@@ -263,3 +263,18 @@ def test_a_part_alone_is_the_whole():
 
     assert isinstance(y, SpatialTensor)
     torch.testing.assert_close(y.local, functional.conv2d(x, image(2, 2, 3, 3), padding=1))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 1)])
+def test_an_image_of_one_column_is_broadcast(grid):
+    """As in coordinate attention, and, with one part, in squeeze and excite."""
+
+    def attended(x):
+        columns = functional.adaptive_avg_pool2d(x, (None, 1))
+        gate = functional.adaptive_max_pool2d(x, 1).sigmoid()
+        return columns * x + x.clamp(max=columns) * gate
+
+    expected, found = both(grid, attended, image(2, 3, 7, 5))
+
+    for one in found:
+        torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
