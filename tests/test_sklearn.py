@@ -79,11 +79,13 @@ def test_a_step_is_scikit_learns():
     assert mine.n_batch_iter_ == other.n_batch_iter_
 
 
-def test_batch_learning_steps_to_lambda_hat_of_all_documents():
+@pytest.mark.parametrize("step_rule", ["robbins-monro", "average"])
+def test_batch_learning_steps_to_lambda_hat_of_all_documents(step_rule):
     exact = {"max_doc_update_iter": 1000, "mean_change_tol": 1e-6}
-    mine = fitted(learning_method="batch", max_iter=3, **exact)
+    batch = {"learning_method": "batch", "step_rule": step_rule, **exact}
+    mine = fitted(max_iter=3, **batch)
     assert mine.n_batch_iter_ == 4
-    _, statistics = theirs(fitted(learning_method="batch", max_iter=2, **exact), **exact)._e_step(
+    _, statistics = theirs(fitted(max_iter=2, **batch), **exact)._e_step(
         counts(), cal_sstats=True, random_init=False
     )
     np.testing.assert_allclose(mine.components_, 0.1 + statistics, rtol=1e-3, atol=1e-2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import namedtuple
 
@@ -12,6 +13,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.launch.script import run
+from murmurate.nets.batch_norm import BatchNorm
 from murmurate.replicator.collectives import Group
 from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.user_loop import OwnLoop
@@ -255,3 +257,15 @@ def test_a_fabric_of_ones_own_is_enough():
         return OwnLoop(AllReduce(), fabric).mean(float(fabric.rank)).item()
 
     assert simulated(3, member) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("sum_of", [lambda loop: loop.sum, lambda loop: loop.within.sum])
+def test_a_module_that_makes_collectives_can_be_copied(sum_of):
+    """As a moving average of its parameters is, by ``AveragedModel``."""
+
+    def script(loop):
+        norm = BatchNorm(2, sum_over=sum_of(loop))
+        x = draw(loop.rank, 3, 2, 4, 4)
+        return torch.equal(copy.deepcopy(norm)(x), norm(x))
+
+    assert loops(2, script) == [True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -188,7 +189,8 @@ def test_steps_outputs_are_merged_over_replicas():
     def script(loop):
         def step(batch):
             x = batch.double()
-            return {"loss": x.mean(), "parts": [x.sum(), (2 * x).requires_grad_()], "count": len(x)}
+            numbers = {"count": len(x), "time": 1.7e9 + len(x), "single": np.float32(0.5)}
+            return {"loss": x.mean(), "parts": [x.sum(), (2 * x).requires_grad_()]} | numbers
 
         return list(loop.run(step, [torch.arange(6), torch.arange(6) + 10]))
 
@@ -198,8 +200,11 @@ def test_steps_outputs_are_merged_over_replicas():
         assert not first["parts"][1].requires_grad
         assert second["parts"][0].tolist() == [21.0, 25.0, 29.0]
         assert first["count"].tolist() == [2, 2, 2]
+        assert first["time"].tolist() == [1.7e9 + 2] * 3
+        assert first["single"].tolist() == [0.5] * 3
     for rank, (first, _) in enumerate(loops(3, script, strategy=GALA())):
         assert first["loss"].tolist() == [0.5 + 2 * rank]
+        assert first["time"].tolist() == [1.7e9 + 2]
 
 
 # -- one replica over several devices ---------------------------------------------------------------

@@ -104,6 +104,16 @@ def test_a_loss_is_that_of_all_pixels(name):
     assert all(one.item() == pytest.approx(expected.item(), rel=1e-12) for one in found)
 
 
+def test_a_convolution_of_a_single_image_has_the_gradient_of_the_whole():
+    def gradient(x):
+        weight = image(2, 4, 3, 3).requires_grad_()
+        return torch.autograd.grad(functional.conv2d(x, weight, padding=1).square().sum(), weight)[0]
+
+    expected, found = both((2, 1), gradient, image(4, 7, 5))
+
+    torch.testing.assert_close(torch.stack(found).mean(0), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_dropout_differs_between_parts_and_keeps_the_mean():
     x = torch.ones(4, 8, 32, 32)
 
@@ -263,3 +273,18 @@ def test_a_part_alone_is_the_whole():
 
     assert isinstance(y, SpatialTensor)
     torch.testing.assert_close(y.local, functional.conv2d(x, image(2, 2, 3, 3), padding=1))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 1)])
+def test_an_image_of_one_column_is_broadcast(grid):
+    """As in coordinate attention, and, with one part, in squeeze and excite."""
+
+    def attended(x):
+        columns = functional.adaptive_avg_pool2d(x, (None, 1))
+        gate = functional.adaptive_max_pool2d(x, 1).sigmoid()
+        return columns * x + x.clamp(max=columns) * gate
+
+    expected, found = both(grid, attended, image(2, 3, 7, 5))
+
+    for one in found:
+        torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)

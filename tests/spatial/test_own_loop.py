@@ -13,6 +13,7 @@ import murmurate
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.fabric import Died
 from murmurate.launch.script import run
+from murmurate.spatial import parallelize
 from spatial import loops
 
 
@@ -82,6 +83,40 @@ def test_synchronous_strategies_do_the_same_with_parts(strategy):
         assert largest_difference(one["agreed"], other["agreed"]) < 1e-6
         assert one["losses"] == pytest.approx(other["losses"], rel=1e-9)
         assert one["equal"]
+
+
+def adam_steps(loop, steps, saved=None):
+    """The replica's state and parameters after ``steps``, of which ``saved`` has made the first two."""
+    torch.manual_seed(2)
+    net = parallelize(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.ReLU()).double(), loop.parts)
+    optimizer = loop.wrap_optimizer(torch.optim.Adam(net.parameters(), lr=0.05), net)
+    if saved is not None:
+        loop.load(saved[loop.rank]["state"])
+        loop.resumed()
+    for number, (x, _) in enumerate(loop.inputs(loops.batches(steps, images=2, size=(6, 5)))):
+        if saved is None or number >= 2:
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+    if loop.parts.rank:
+        with pytest.raises(Refusal, match=r"that of its first part.*save it where replicator.parts.rank"):
+            loop.state()
+        return None
+    return {"state": loop.state(), "net": net.state_dict()}
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "local-sgd"])
+def test_a_resume_with_parts_is_exact(strategy):
+    """From the states of the first parts: the others have no moments, and their files had the same names."""
+
+    def trained(steps, saved=None):
+        script = functools.partial(adam_steps, steps=steps, saved=saved)
+        return run(script, replicas=2, parts=2, strategy=strategy, launcher="inline")
+
+    resumed = trained(4, trained(2))
+
+    for one, other in zip(resumed, trained(4), strict=True):
+        assert all(torch.equal(x, other["net"][name]) for name, x in one["net"].items())
 
 
 @functools.cache

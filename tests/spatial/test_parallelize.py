@@ -139,6 +139,22 @@ def test_evaluation_and_the_way_back():
         assert torch.equal(again, net(images))
 
 
+def test_a_copy_is_divided_as_well():
+    """As of a moving average of parameters (``AveragedModel``), or to evaluate later."""
+    images, labels = batch((9, 8), 3, of_pixels=False)
+    net = nn.Sequential(nn.Conv2d(3, 3, 3), BatchNorm(3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+
+    def gradients(parts):
+        own = parallelize(copy.deepcopy(net), parts)
+        copied = torch.optim.swa_utils.AveragedModel(own).module
+        for module in (own, copied):
+            functional.cross_entropy(module(images), labels).backward()
+        return [p.grad for p in own.parameters()], [p.grad for p in copied.parameters()]
+
+    for of_module, of_copy in in_parts((2, 1), gradients):
+        assert all(map(torch.equal, of_module, of_copy))
+
+
 class Attentive(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -31,13 +32,13 @@ class Group:
 
     All members must make the same calls in the same order, also in backward passes. Ranks are positions in
     the group. Dead members are left out; a mean is over the living. Inputs are dictionaries, lists, tuples
-    and named tuples of tensors and numbers, with the same structure on all members. Results are on the
-    input's device, and the same bit for bit on all members.
+    and named tuples of tensors, arrays and numbers, with the same structure on all members. Results are on
+    the input's device, and the same bit for bit on all members.
 
     A result requires a gradient if any member's input does; then all members must run that backward pass.
 
     All methods raise FabricError if members make different calls, or one makes none before the deadline, and
-    TypeError for an input that is neither a tensor nor a number.
+    TypeError for an input that is neither a tensor, an array nor a number.
     """
 
     exchange: TensorExchange | NoExchange
@@ -86,7 +87,7 @@ class Group:
         """
         if join:
             return self._map("gather", x)
-        return self._map("gather", pytree.tree_map(lambda leaf: _tensor(leaf).unsqueeze(0), x))
+        return self._map("gather", pytree.tree_map(lambda leaf: tensor_of(leaf).unsqueeze(0), x))
 
     def reduce(self, x: Any, operation: Reduction) -> Any:
         """``operation`` over the group: mean, sum, min, max, product, or any function of [k, ...] tensors.
@@ -114,7 +115,7 @@ class Group:
             own_items = missing[workers.index(self.rank) :: len(workers)]
             # a member without items still computes one, to know the structure of results
             computed = [function(items[i]) for i in own_items or missing[:1]]
-            stacked = pytree.tree_map(lambda *rows: torch.stack([_tensor(r) for r in rows]), *computed)
+            stacked = pytree.tree_map(lambda *rows: torch.stack([tensor_of(r) for r in rows]), *computed)
             own_results = pytree.tree_map(functools.partial(_first_rows, len(own_items)), stacked)
             own_numbers, own_rank = torch.tensor(own_items, dtype=torch.int64), torch.tensor([self.rank])
             results, numbers, living = self.gather((own_results, own_numbers, own_rank), join=True)
@@ -130,7 +131,7 @@ class Group:
 
     def _map(self, kind: str, x: Any, root: int = -1) -> Any:
         leaves, structure = pytree.tree_flatten(x)
-        tensors = [_tensor(leaf) for leaf in leaves]
+        tensors = [tensor_of(leaf) for leaf in leaves]
         if kind == "mean" and any(not (t.is_floating_point() or t.is_complex()) for t in tensors):
             raise TypeError("a mean needs floating-point tensors: convert integers and booleans first")
         return pytree.tree_unflatten(_apply(_Map(self, kind, root), tensors), structure)
@@ -231,11 +232,14 @@ def _apply(linear_map: _Map, tensors: Sequence[Tensor]) -> list[Tensor]:
     return results
 
 
-def _tensor(leaf: Any) -> Tensor:
+def tensor_of(leaf: Any) -> Tensor:
+    """A tensor, array or number as a tensor, Python's floats in float64. Raises TypeError for others."""
     if isinstance(leaf, Tensor):
         return leaf
     if isinstance(leaf, bool | int | float):
         return torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return torch.tensor(leaf)
     raise TypeError(f"collectives take tensors and numbers in any nesting, not {type(leaf).__name__}")
 
 

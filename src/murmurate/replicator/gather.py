@@ -50,6 +50,10 @@ class TensorExchange:
         self.rank, self.size = self._small.rank, self._small.size
         self._calls = 0
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorExchange:
+        """This object, as the channels are those of this run."""
+        return self
+
     @property
     def bytes(self) -> int:
         return self._small.traffic.bytes + self._large.traffic.bytes

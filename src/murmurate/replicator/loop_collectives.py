@@ -29,6 +29,10 @@ class LoopCollectives(Replicator):
         if strategy.common_rounds:  # opened on all members at the same point, before any collective
             self._exchange(range(self.size))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoopCollectives:
+        """This object: the copy of a module that makes collectives makes them among the same replicas."""
+        return self
+
     @property
     def rank(self) -> int:
         """The number of this replica, from 0; at a centre, the number of replicas."""

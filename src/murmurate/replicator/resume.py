@@ -13,16 +13,20 @@ from murmurate.replicator.measured_loop import MeasuredLoop
 class ResumableLoop(MeasuredLoop):
     """A script's replicator whose saved state names the run: the strategy and the number of replicas.
 
-    Of the parts of a replica all but the first have no strategy of their own.
+    Of the parts of a replica the first alone has the state of optimizer and strategy, as it makes the steps.
     """
 
     def state(self) -> dict[str, Any]:
         """The state of all replicas and their strategies, by name: nested tensors and plain values, to be
-        saved. Raises Refusal under a strategy with a centre: a run could not go on from it."""
+        saved. Raises Refusal under a strategy with a centre, and on all parts of a replica but the first: a
+        run could not go on from it."""
         self._refuse_centre()
-        state = super().state()
         if self.parts.rank:
-            return state
+            raise Refusal(
+                "state() of a replica of several parts is that of its first part, which makes the steps: "
+                "save it where replicator.parts.rank is 0, and load that file on all parts of the replica."
+            )
+        state = super().state()
         run = {"strategy": self.strategy.name, "replicas": self.size}
         return {name: saved | {"run": run} for name, saved in state.items()}
 
@@ -31,7 +35,7 @@ class ResumableLoop(MeasuredLoop):
 
         Raises Refusal, before any change, under a strategy with a centre, for a state of another strategy or
         number of replicas, or without one of this script's replicas. A state that names neither strategy nor
-        number, as an earlier version saved it, is accepted.
+        number, as an earlier version saved it, is accepted. All parts of a replica load that of the first.
         """
         self._refuse_centre()
         own = {"strategy": self.strategy.name, "replicas": self.size}

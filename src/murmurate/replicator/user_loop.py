@@ -16,7 +16,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.replicator.agreed import agreed_tensors
-from murmurate.replicator.collectives import Group
+from murmurate.replicator.collectives import Group, tensor_of
 from murmurate.replicator.common_start import copy_from_lowest, not_stepped
 from murmurate.replicator.comparison import require_equal_optimizers
 from murmurate.replicator.first_steps import FirstSteps, hash_of
@@ -302,9 +302,9 @@ class OwnLoop(StoppableLoop):
             result = step(batch)
             with torch.no_grad():
                 if self.strategy.common_rounds:
-                    yield self.everyone.gather(pytree.tree_map(_detached, result))
+                    yield self.everyone.gather(result)
                 else:
-                    yield pytree.tree_map(lambda leaf: _detached(leaf).unsqueeze(0), result)
+                    yield pytree.tree_map(lambda leaf: tensor_of(leaf).detach().unsqueeze(0), result)
 
     def _all_have(self, has_batch: bool) -> bool:
         if not self.strategy.common_rounds:
@@ -394,7 +394,3 @@ class OwnLoop(StoppableLoop):
         self.publish()
         self._ends.publish()
         self._ends.warn_if_stepped(self.no_update_warning)
-
-
-def _detached(leaf: Any) -> Tensor:
-    return leaf.detach() if isinstance(leaf, Tensor) else torch.as_tensor(leaf)

@@ -94,7 +94,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         strategy: how replicas agree: its name, or a strategy with other hyper-parameters.
         replicas: number of processes that train.
         init: initial topics: "documents", from a few documents each; "random"; "svi", from one pass.
-        step_rule: "robbins-monro" as above; "average" and "paper" use ``learning_rate`` instead.
+        step_rule: of online learning: "robbins-monro" as above; "average" and "paper" use ``learning_rate``.
 
     Attributes:
         components_: lambda, [K, V]. exp_dirichlet_component_: exp(E[log beta]), [K, V].
@@ -258,7 +258,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             prior=self.topic_word_prior_,
             iterations=self.max_doc_update_iter,
             tolerance=self.mean_change_tol,
-            step_rule=self.step_rule,
+            step_rule="robbins-monro" if is_batch else self.step_rule,  # in a batch its step size is 1
             rate=self.learning_rate,
             delay=self.learning_offset + self.n_batch_iter_,  # continues the schedule of step sizes
             forgetting=0.0 if is_batch else self.learning_decay,

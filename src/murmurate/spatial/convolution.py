@@ -75,13 +75,18 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> SpatialTensor:
-    """``torch.nn.functional.conv2d`` for x [N, C, H, W]; weight and bias are the same on all parts."""
+    """``torch.nn.functional.conv2d`` for x [N, C, H, W] or [C, H, W]; weight and bias are the same on all
+    parts."""
+    if x.dim() == 3:  # for which torch's backward pass has no function of its own
+        image = x.like(x.local[None])
+        y: SpatialTensor = conv2d(image, weight, bias, stride, padding, dilation, groups)
+        return y.like(y.local[0])
     kernel = _kernel(weight, pair(stride), padding, pair(dilation))
     outputs = outputs_of(kernel, x.arrangement, x.parts)
     geometry = _geometry(kernel, x.arrangement, outputs, x.parts.rank)
     local, weight, bias = cast(x.local, weight, bias)
-    y: Tensor = _Conv2d.apply(local, weight, bias, x.parts, geometry, groups)  # type: ignore[no-untyped-call]
-    return x.like(y, outputs)
+    own: Tensor = _Conv2d.apply(local, weight, bias, x.parts, geometry, groups)  # type: ignore[no-untyped-call]
+    return x.like(own, outputs)
 
 
 class _Conv2d(torch.autograd.Function):

@@ -110,6 +110,10 @@ class Parts:
         opened._open_channel = lambda label, like: fabric.channel(f"{name} {label}", like, members)
         return opened
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parts:
+        """These parts: the copy of a module exchanges over the same channel."""
+        return self
+
     @contextlib.contextmanager
     def in_script(self) -> Iterator[None]:
         """Meanwhile these are ``of_script`` in this thread."""

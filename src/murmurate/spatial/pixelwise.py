@@ -16,8 +16,8 @@ from murmurate.spatial.tensor import (
     SpatialTensor,
     aligned,
     arranged_evenly,
-    first_of,
     found_in,
+    largest_of,
     refuse,
     spatial,
     spatial_axis,
@@ -54,13 +54,13 @@ _DEFAULT_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1, 
 
 
 def _pixelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    image = first_of((args, kwargs))
+    image = largest_of((args, kwargs))
     result = _of_locals(image, func, args, kwargs)
     return image if result is image.local else image.like(result)  # in-place functions return ``local``
 
 
 def _channelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    image = first_of((args, kwargs))
+    image = largest_of((args, kwargs))
     name, position = func.__name__, _CHANNELWISE[func.__name__]
     dim = kwargs.get("dim", args[position] if len(args) > position else _DEFAULT_DIM.get(name))
     if isinstance(dim, Tensor):  # the maximum of two images
@@ -117,7 +117,7 @@ def prelu(x: SpatialTensor, weight: Tensor) -> SpatialTensor:
 @spatial("cat", "concat", "concatenate")
 def cat(tensors: Sequence[Any], dim: int = 0) -> SpatialTensor:
     """Images joined along batch or channels; all must have the same rows and columns."""
-    image = first_of(tensors)
+    image = largest_of(tensors)
     if spatial_axis(image, dim):
         raise refuse(image, "cat along rows or columns")
     return image.like(torch.cat([aligned(image, x) for x in tensors], dim))
@@ -126,7 +126,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> SpatialTensor:
 @spatial("stack")
 def stack(tensors: Sequence[Any], dim: int = 0) -> SpatialTensor:
     """Images stacked along a new dimension before rows and columns."""
-    image = first_of(tensors)
+    image = largest_of(tensors)
     dim = dim % (image.dim() + 1)
     if dim > image.dim() - 2:
         raise refuse(image, "stack along rows or columns")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from murmurate.spatial.parts import Parts
-from murmurate.spatial.tensor import FORMS, SpatialTensor, aligned, first_of, refuse, spatial, spatial_axis
+from murmurate.spatial.tensor import FORMS, SpatialTensor, aligned, largest_of, refuse, spatial, spatial_axis
 
 
 def summed(x: Tensor, parts: Parts) -> Tensor:
@@ -112,7 +112,7 @@ def _pointwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
     """The spatial form of a loss that is a sum or mean over single values."""
 
     def form(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        image = first_of((input, target))
+        image = largest_of((input, target))
         kwargs = {k: aligned(image, v) if k in ("weight", "pos_weight") else v for k, v in kwargs.items()}
         reduction = _reduction(image, kwargs)
         own_input, own_target = aligned(image, input), aligned(image, target)

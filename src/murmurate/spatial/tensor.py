@@ -109,13 +109,17 @@ class SpatialTensor(Tensor):
         return SpatialTensor(local, self.arrangement if arrangement is None else arrangement, self.parts)
 
     def arranged(self, arrangement: Layout) -> Tensor:
-        """This part's rectangle of another arrangement of the same image."""
-        if arrangement.sizes != self.arrangement.sizes:
+        """This part's rectangle of another arrangement of the same image; a single row or column stays one,
+        and is broadcast."""
+        sizes = self.arrangement.sizes
+        if any(own not in (1, size) for own, size in zip(sizes, arrangement.sizes, strict=True)):
             raise Refusal(
-                f"images of {_text(self.arrangement.sizes)} and {_text(arrangement.sizes)} pixels in one "
+                f"images of {_text(sizes)} and {_text(arrangement.sizes)} pixels in one "
                 f"operation{self.parts.where}: resize one of them first"
             )
-        return fetch_window(self.local, self.arrangement, arrangement, self.parts)
+        axes = zip(sizes, (arrangement.rows, arrangement.columns), strict=True)
+        rows, columns = ((0, 1) if size == 1 else bounds for size, bounds in axes)
+        return fetch_window(self.local, self.arrangement, Layout(rows, columns), self.parts)
 
     def whole(self) -> Tensor:
         """All pixels, gathered on every part."""
@@ -141,7 +145,7 @@ class SpatialTensor(Tensor):
             return SHARED_FORMS[name](func, args, kwargs)
         form = FORMS.get(name)
         if form is None:
-            raise refuse(first_of((args, kwargs)), name)
+            raise refuse(largest_of((args, kwargs)), name)
         return form(*args, **kwargs)
 
     @classmethod
@@ -186,9 +190,10 @@ def arranged_evenly(sizes: tuple[int, int], parts: Parts) -> Layout:
         raise Refusal(f"{refusal}{parts.where}") from None
 
 
-def first_of(nested: Any) -> SpatialTensor:
-    """The first spatial tensor among nested arguments."""
-    return next(found_in(nested))
+def largest_of(nested: Any) -> SpatialTensor:
+    """The spatial tensor of the largest image among nested arguments, to which the others are broadcast; of
+    several the first."""
+    return max(found_in(nested), key=lambda x: x.arrangement.sizes)
 
 
 def found_in(nested: Any) -> Iterator[SpatialTensor]:
@@ -205,8 +210,8 @@ def found_in(nested: Any) -> Iterator[SpatialTensor]:
 def aligned(x: SpatialTensor, other: Any) -> Any:
     """What this part needs of ``other`` for an operation on each pixel of ``x``.
 
-    other: a number, an image of the same size, or a whole tensor that every part has, whose last two
-    dimensions are 1 or equal to ``x``'s. Raises Refusal for another size.
+    other: a number, an image, or a whole tensor that every part has; the last two dimensions of both are 1 or
+    equal to ``x``'s. Raises Refusal for another size.
     """
     if isinstance(other, SpatialTensor):
         return other.arranged(x.arrangement)
