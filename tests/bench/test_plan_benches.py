@@ -143,6 +143,7 @@ def test_no_plan_is_judged_by_the_seeds_it_was_made_from_also_after_an_interrupt
     monkeypatch.setattr(plan_target.learning, "factor_pairs", lambda *_: [])
     monkeypatch.setattr(plan_target.learning, "to_target", to_target)
     monkeypatch.setattr(plan_target, "search", lambda *_: [choice])
+    monkeypatch.setattr("murmurate.mapping.choice.search", lambda *_, **__: [choice])
     settings = plan_target.PlanTargetPlan(trials=1, finalists=1, seeds=3, where=str(tmp_path))
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):

@@ -23,6 +23,7 @@ from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
 from murmurate.mapping import profile as profiles
 from murmurate.mapping.candidates import Candidate, runs_with_exchange, strategies_of
+from murmurate.mapping.choice import try_choices
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.search import UNCHANGED, search
 from murmurate.native.cores import usable_cores
@@ -176,4 +177,6 @@ def _planned(
     if known is None or not learning.answers(known, run, target, ()):
         known = measured.learning = learning.measure(run, target, log, train=train)
         save()
+    try_choices(run, profile, log, train=train)
+    save()
     return search(run, profile, "time"), known.unfinished

@@ -254,7 +254,7 @@ def _profile(
 
     Raises Refusal if the profile is of another machine and something would have to be measured or trained.
     """
-    from murmurate.mapping import exchange, learning, measure
+    from murmurate.mapping import choice, exchange, learning, measure
     from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.profile import DeviceProfile, key, load
     from murmurate.mapping.search import check_objective
@@ -310,6 +310,7 @@ def _profile(
             f"--target {options.target:g}{named} --on FILE."
         )
     costs.learning = learning.measure(run, options.target, _say, strategies=strategies)
+    choice.try_choices(run, profile, _say, strategies)
     profile.renew()
     _keep(profile, path)
     return profile

@@ -46,7 +46,8 @@ class Learning:
     that the run itself needed. exponents: the exponent of each factor. runs: number of training runs.
     unfinished: number of those runs that missed the target. missed: the factors without an exponent, because
     a run in which they change missed the target. of: ``learned_by`` of the run; empty in profiles before
-    2026-11-26."""
+    2026-11-26. tried: by ``learned_by``, the env steps that configurations needed which were trained; None
+    for those that missed the target."""
 
     target: float
     env_steps: float
@@ -55,6 +56,7 @@ class Learning:
     unfinished: int = 0
     missed: list[str] = field(default_factory=list)
     of: str = ""
+    tried: dict[str, float | None] = field(default_factory=dict)
 
 
 class Training(NamedTuple):
@@ -139,6 +141,8 @@ def answers(known: Learning | None, run: Run, target: float, strategies: Sequenc
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
     """The predicted env steps that ``candidate``, a variant of ``run``, needs. Fewer replicas, simulators or
     examples than the run's have not been tried (see ``factor_pairs``), and are credited with no gain."""
+    if learning.tried and (own := learned_by(candidate)) in learning.tried:
+        return learning.tried[own] or math.inf
     steps = learning.env_steps
     for name, ratio in differences(candidate, run).items():
         changed = ratio ** learning.exponents.get(name, 0.0)
@@ -166,27 +170,13 @@ def measure(
     check_returns(run)
     known: list[tuple[Run, list[Training]]] = []
 
-    def trained_with(variant: Run, seed: int) -> Training:
-        try:
-            return (train or to_target)(variant, target, seed)
-        except (Refusal, RunFailed) as failure:
-            if variant == run:
-                raise
-            log(f"a run to the target failed: {last_line(failure)}")
-            return Training(math.inf, math.inf, reached=False)
-
     def needed(variant: Run) -> float:
         """Its env steps to the target; infinite if it missed it."""
         for trained, trainings in known:
             if trained == variant:
-                return _mean_env_steps(trainings)
-        found: list[Training] = []
-        while len(found) < LEAST_SEEDS or (
-            len(found) < MOST_SEEDS and sum(training.seconds for training in found) < _SECONDS
-        ):
-            found.append(trained_with(variant, len(found)))
-        known.append((variant, found))
-        return _mean_env_steps(found)
+                return mean_env_steps(trainings)
+        known.append((variant, trainings_of(variant, target, train, log, may_fail=variant != run)))
+        return mean_env_steps(known[-1][1])
 
     own = needed(run)
     if not math.isfinite(own):
@@ -210,7 +200,30 @@ def measure(
     runs = [training for _, trainings in known for training in trainings]
     if unfinished := _misses(runs):
         log(f"unfinished: {unfinished} of {len(runs)} runs missed the target")
-    return Learning(target, own, exponents, len(runs), unfinished, missed, learned_by(run))
+    found = {learned_by(variant): mean_env_steps(trainings) for variant, trainings in known}
+    tried = {name: steps if math.isfinite(steps) else None for name, steps in found.items()}
+    return Learning(target, own, exponents, len(runs), unfinished, missed, learned_by(run), tried)
+
+
+def trainings_of(
+    run: Run, target: float, train: Train | None, log: Callable[[str], None], may_fail: bool = True
+) -> list[Training]:
+    """Trains ``run`` to ``target`` with two seeds, and with up to eight as long as that has taken less than
+    30 seconds and not all have missed it. may_fail: whether a run that fails has missed it."""
+    found: list[Training] = []
+    while len(found) < LEAST_SEEDS or (
+        len(found) < MOST_SEEDS
+        and any(training.reached for training in found)
+        and sum(training.seconds for training in found) < _SECONDS
+    ):
+        try:
+            found.append((train or to_target)(run, target, len(found)))
+        except (Refusal, RunFailed) as failure:
+            if not may_fail:
+                raise
+            log(f"a run to the target failed: {last_line(failure)}")
+            found.append(Training(math.inf, math.inf, reached=False))
+    return found
 
 
 def check_returns(run: Run) -> None:
@@ -295,7 +308,7 @@ def _misses(trainings: Sequence[Training]) -> int:
     return sum(not training.reached for training in trainings)
 
 
-def _mean_env_steps(trainings: Sequence[Training]) -> float:
+def mean_env_steps(trainings: Sequence[Training]) -> float:
     """Env steps for each run that reached the target, the others' counted; infinite if too few reached it."""
     reached = len(trainings) - _misses(trainings)
     if reached < _SHARE_REACHED * len(trainings):
