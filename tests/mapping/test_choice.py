@@ -71,6 +71,27 @@ def test_a_choice_that_was_trained_is_not_trained_again(monkeypatch: pytest.Monk
     assert learning.tried[learned_by(with_batch(128))] == 2e4
 
 
+def test_what_was_trained_is_kept_if_the_next_training_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs: Any = SimpleNamespace(learning=None)
+    profile: Any = SimpleNamespace(recipes={"it": costs}, renew=lambda: None)
+    kept = list[int]()
+
+    def train(run: Run, target: float, seed: int) -> Training:
+        if kept:
+            raise KeyboardInterrupt
+        return Training(4e4, 20.0, True)
+
+    monkeypatch.setattr(choice, "search", lambda *_, **__: [SimpleNamespace(run=with_batch(256), name="it")])
+    monkeypatch.setattr(choice, "key", lambda run: "it")
+    monkeypatch.setattr(choice.learning, "factor_pairs", lambda *_: [])
+    with pytest.raises(KeyboardInterrupt):
+        choice.learn(RUN, profile, 300.0, print, train=train, keep=lambda: kept.append(costs.learning.runs))
+    assert kept == [2]
+    assert costs.learning.tried == {learned_by(RUN): 4e4}
+
+
 def test_the_rule_is_corrected_to_what_a_configuration_needed() -> None:
     learning = Learning(300.0, 4e4, {"batch": 0.3, "replicas": 0.4}, 2, of=learned_by(RUN))
     candidate = with_batch(256, replicas=2)

@@ -23,8 +23,8 @@ from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
 from murmurate.mapping import profile as profiles
 from murmurate.mapping.candidates import Candidate, runs_with_exchange, strategies_of
-from murmurate.mapping.choice import try_choices
-from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.mapping.choice import learn
+from murmurate.mapping.profile import DeviceProfile
 from murmurate.mapping.search import UNCHANGED, search
 from murmurate.native.cores import usable_cores
 from murmurate.ranges import AnyFloat, PositiveInt
@@ -169,14 +169,8 @@ def _planned(
     profile = profiles.load(kept) if kept.exists() else DeviceProfile.here(usable_cores(), "cpu")
     save = functools.partial(profiles.save, profile, kept)
     costs.add_variants(profile, run, log, keep=save)
-    measured = profile.recipes[key(run)]
     for exchanging_run in runs_with_exchange(run, profile.cores, strategies_of(run, shorter=True)):
         costs.add_exchange(profile, exchanging_run, log)
         save()
-    known = measured.learning
-    if known is None or not learning.answers(known, run, target, ()):
-        known = measured.learning = learning.measure(run, target, log, train=train)
-        save()
-    try_choices(run, profile, log, train=train)
-    save()
+    known = learn(run, profile, target, log, train=train, keep=save)
     return search(run, profile, "time"), known.unfinished

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import functools
 import json
 import math
 import os
@@ -300,19 +301,16 @@ def _profile(
     costs = profile.recipes.get(key(run))
     if costs is None or options.target is None:
         return profile
-    if not options.profile and learning.answers(costs.learning, run, options.target, strategies):
-        return profile
-    if not here:
+    if not here and not learning.answers(costs.learning, run, options.target, strategies):
         named = "" if options.strategies is None else f" --strategies {quoted(options.strategies)}"
         raise Refusal(
             f"{path} is of another machine, and does not say how fast {run.recipe} with these settings "
             f"reaches {options.target:g}. Measure it there: murmurate plan {quoted(run.recipe)} --profile "
             f"--target {options.target:g}{named} --on FILE."
         )
-    costs.learning = learning.measure(run, options.target, _say, strategies=strategies)
-    choice.try_choices(run, profile, _say, strategies)
-    profile.renew()
-    _keep(profile, path)
+    if here:
+        keep = functools.partial(_keep, profile, path)
+        choice.learn(run, profile, options.target, _say, strategies, keep=keep, again=options.profile)
     return profile
 
 

@@ -141,7 +141,7 @@ def answers(known: Learning | None, run: Run, target: float, strategies: Sequenc
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
     """The predicted env steps that ``candidate``, a variant of ``run``, needs. Fewer replicas, simulators or
     examples than the run's have not been tried (see ``factor_pairs``), and are credited with no gain."""
-    if learning.tried and (own := learned_by(candidate)) in learning.tried:
+    if (own := learned_by(candidate)) in learning.tried:
         return learning.tried[own] or math.inf
     steps = learning.env_steps
     for name, ratio in differences(candidate, run).items():
@@ -170,8 +170,8 @@ def measure(
     check_returns(run)
     known: list[tuple[Run, list[Training]]] = []
 
-    def needed(variant: Run) -> float:
-        """Its env steps to the target; infinite if it missed it."""
+    def needed(variant: Run) -> float | None:
+        """Its env steps to the target; None if it missed it."""
         for trained, trainings in known:
             if trained == variant:
                 return mean_env_steps(trainings)
@@ -179,7 +179,7 @@ def measure(
         return mean_env_steps(known[-1][1])
 
     own = needed(run)
-    if not math.isfinite(own):
+    if own is None:
         raise Refusal(
             f"{run.recipe} did not reach a return of {target:g} in its {run.env_steps or 0:,} env steps with "
             f"{_misses(known[0][1])} of {len(known[0][1])} seeds. Use a lower --target, or more --env-steps."
@@ -190,18 +190,16 @@ def measure(
     for name, before, after in factor_pairs(run, strategies):
         ratio = differences(after, before)[name]
         changed = f"{name} times {ratio:g}" if name in FACTORS else name
-        steps = needed(after) / needed(before) if math.isfinite(needed(before)) else math.inf
-        if math.isfinite(steps):
-            exponents[name] = math.log(steps) / math.log(ratio)
-            log(f"{changed}: {steps:.2f} times as many env steps")
+        if (shared := needed(before)) and (steps := needed(after)):
+            exponents[name] = math.log(steps / shared) / math.log(ratio)
+            log(f"{changed}: {steps / shared:.2f} times as many env steps")
         else:
             missed.append(name)
             log(f"{changed}: target missed")
     runs = [training for _, trainings in known for training in trainings]
     if unfinished := _misses(runs):
         log(f"unfinished: {unfinished} of {len(runs)} runs missed the target")
-    found = {learned_by(variant): mean_env_steps(trainings) for variant, trainings in known}
-    tried = {name: steps if math.isfinite(steps) else None for name, steps in found.items()}
+    tried = {learned_by(variant): mean_env_steps(trainings) for variant, trainings in known}
     return Learning(target, own, exponents, len(runs), unfinished, missed, learned_by(run), tried)
 
 
@@ -308,9 +306,9 @@ def _misses(trainings: Sequence[Training]) -> int:
     return sum(not training.reached for training in trainings)
 
 
-def mean_env_steps(trainings: Sequence[Training]) -> float:
-    """Env steps for each run that reached the target, the others' counted; infinite if too few reached it."""
+def mean_env_steps(trainings: Sequence[Training]) -> float | None:
+    """Env steps for each run that reached the target, the others' counted; None if too few reached it."""
     reached = len(trainings) - _misses(trainings)
     if reached < _SHARE_REACHED * len(trainings):
-        return math.inf
+        return None
     return sum(training.env_steps for training in trainings) / reached

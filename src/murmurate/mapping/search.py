@@ -150,7 +150,7 @@ class _Search:
         """Whether the exponents of all factors in which it differs are known, if the objective needs them."""
         if self.objective != "time" or self.learning is None:
             return True
-        if self.learning.tried and self.learning.tried.get(learned_by(run), 0.0) is None:
+        if self.learning.tried.get(learned_by(run), 0.0) is None:
             return False  # it missed the target
         missing = unknown_factors(run, self.run, self.learning)
         self.unknown.update(missing)
