@@ -61,7 +61,8 @@ def test_it_trains_all_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_resumable, "train", train)
     monkeypatch.setattr(_resumable, "measured_speed", lambda run: 10.0)
     plan = GanBatchPlan(replicas=(1, 2, 4), seeds=2, updates=5, where=str(tmp_path))
-    result = gan_batch.measure(plan, lambda line: None)
+    lines: list[str] = []
+    result = gan_batch.measure(plan, lines.append)
     assert [(r["total_batch"], r["batch_norm"]) for r in result["rows"]] == [
         (64, ["replicas", "local"]),
         (128, ["replicas"]),
@@ -75,7 +76,8 @@ def test_it_trains_all_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert result["verdict"]["replicas"].startswith("the distance falls")
     assert result["verdict"]["local"].startswith("the distance does not")
     assert Path(result["figure"]).stat().st_size > 1000
-    assert "rehearsal" in result["scaled_down"]
+    assert "fewer updates" in result["scaled_down"]
+    assert any("10 images a second" in line for line in lines)
 
 
 def test_plans_without_a_comparison_are_refused() -> None:

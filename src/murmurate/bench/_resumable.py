@@ -38,7 +38,8 @@ class ResumableRun:
 
     settings: options of ``murmurate train``, without the run's length and folder. ends: ascending numbers of
     env steps of all learners together. label: label of its row in a table. speed_like: runs with the same
-    value are equally fast. speed_settings: further options while the speed is measured.
+    value are equally fast. speed_settings: further options while the speed is measured. unit: what the run's
+    env steps are, as in ``Run.unit``.
     """
 
     recipe: str
@@ -49,6 +50,7 @@ class ResumableRun:
     label: str
     speed_like: str = ""
     speed_settings: tuple[str, ...] = ()
+    unit: str = "env steps"
 
     def summary(self, end: int) -> Summary | None:
         """The summary at ``end`` env steps; None if the run has not got there."""
@@ -96,7 +98,7 @@ def expected(runs: Sequence[ResumableRun], log: Log) -> dict[str, Any]:
     speeds = {}
     for kind, run in measured_on.items():
         speeds[kind] = measured_speed(run)
-        log(f"{run.label}: {speeds[kind]:,.0f} env steps a second here")
+        log(f"{run.label}: {speeds[kind]:,.0f} {run.unit} a second here")
     by_row: dict[str, float] = {}
     for run in runs:
         hours = left[run] / speeds[run.speed_like] / 3600 if left[run] else 0.0
@@ -109,8 +111,8 @@ def expected(runs: Sequence[ResumableRun], log: Log) -> dict[str, Any]:
         "env_steps_per_second": {run.label: speeds[kind] for kind, run in measured_on.items()},
     }
     log(
-        f"expected: {format_number(cost['hours'])} hours for {cost['env_steps_left']:,} env steps left of "
-        f"{cost['env_steps_planned']:,}, in {len(runs)} runs kept in {runs[0].folder.parent}"
+        f"expected: {format_number(cost['hours'])} hours for {cost['env_steps_left']:,} {runs[0].unit} left "
+        f"of {cost['env_steps_planned']:,}, in {len(runs)} runs kept in {runs[0].folder.parent}"
     )
     for label, row_hours in by_row.items():
         log(f"expected: {format_number(row_hours)} hours for {label}")
@@ -144,7 +146,7 @@ def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
             summary = previous if previous is not None and diverged(previous) else _train_to(run, end)
             write_json(run.summary_file(end), summary)
             result = summary["exit"] if diverged(summary) else _evaluation(summary)
-            log(f"{run.label}, seed {run.seed}: {result} after {end:,} env steps")
+            log(f"{run.label}, seed {run.seed}: {result} after {end:,} {run.unit}")
         summaries[end] = summary
     return summaries
 
@@ -195,6 +197,8 @@ def _evaluation(summary: Summary) -> str:
     """The main figure of the run's evaluation, in words."""
     if (mean := summary.get("eval_return_mean")) is not None:
         return f"evaluation {mean:.1f}"
+    if (distance := summary.get("frechet_distance")) is not None:
+        return f"Fréchet distance {distance:.2f}"
     return f"accuracy {summary['accuracy']:.4f}" if summary.get("accuracy") is not None else summary["exit"]
 
 
@@ -216,7 +220,7 @@ def _train_to(run: ResumableRun, end: int) -> Summary:
     if not finished and not (code == 1 and diverged(summary)):
         last_output = output.read_text(errors="replace")[-800:].strip() if output.exists() else ""
         raise RunFailed(
-            f"murmurate {shlex.join(words)} ended with {code} before {end:,} env steps. The same bench "
+            f"murmurate {shlex.join(words)} ended with {code} before {end:,} {run.unit}. The same bench "
             f"command continues the run. Its last output: {last_output or '(nothing)'}"
         )
     return summary

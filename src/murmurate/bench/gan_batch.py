@@ -34,7 +34,7 @@ CLAIM = (
     "further 5 to 10%; not measured here"
 )
 _FIGURES = ("frechet_distance", "class_score", "class_agreement")
-_SCALED_DOWN = "too few updates to learn: a rehearsal, not a result"
+_SCALED_DOWN = "fewer updates than in the plan of --full"
 _COLOURS = {"replicas": "C0", "local": "C1"}
 
 Key = tuple[int, str, int]  # replicas, batch_norm, seed
@@ -158,7 +158,9 @@ def planned(plan: GanBatchPlan, replicas: int, kind: str, seed: int) -> Resumabl
     rates = f"{plan.generator_rate:g}-{plan.discriminator_rate:g}"
     name = f"{net}-{rates}-{replicas}-x-{plan.batch}-{kind}-to-{plan.updates}-seed-{seed}"
     label = f"total batch {total}" + (f", {kind}" if replicas > 1 else "")
-    return ResumableRun(f"{plan.world}-{SNGAN.name}", settings, seed, (images,), where / name, label, label)
+    return ResumableRun(
+        f"{plan.world}-{SNGAN.name}", settings, seed, (images,), where / name, label, label, unit="images"
+    )
 
 
 def rows(plan: GanBatchPlan, summaries: Mapping[Key, Summary]) -> list[dict[str, Any]]:

@@ -91,6 +91,7 @@ def planned(plan: ImageStrategiesPlan, strategy: str, seed: int) -> ResumableRun
         Path(plan.where) / name,
         label=strategy,
         speed_like=strategy,
+        unit="images",
     )
 
 

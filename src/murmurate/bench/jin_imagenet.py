@@ -306,7 +306,7 @@ def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> tuple[Trai
         "--agent.validate-every", str(learner.validate_every),
     )  # fmt: skip
     folder = Path(plan.where) / f"real-{method}-{members}-{plan.width}-to-{images}"
-    resumable = ResumableRun(run.recipe, settings, 0, (images,), folder, label=f"{method}, real")
+    resumable = ResumableRun(run.recipe, settings, 0, (images,), folder, f"{method}, real", unit="images")
     summary = _resumable.train(resumable, log)[images]
     if _resumable.diverged(summary):
         return None
