@@ -60,6 +60,34 @@ def _image_strategies(result: dict[str, Any]) -> Rows:
     ]
 
 
+def _gan(result: dict[str, Any]) -> Rows:
+    """By total batch; statistics are the kinds of batch statistics (one replica has only its own)."""
+    return [
+        (
+            f"{row['total_batch']}",
+            {
+                **row,
+                "statistics": ", ".join(row["batch_norm"]) if row["replicas"] > 1 else "one replica",
+                "distances": ", ".join(f"{value:.3g}" for value in row["frechet_distance"]["of_seeds"]),
+            },
+        )
+        for row in result["rows"]
+    ]
+
+
+def _jin_images(result: dict[str, Any]) -> Rows:
+    """By number of members and method; the members of ``real`` are processes."""
+    kinds = {"members": result["rows"], "processes": result["real"]}
+    return [
+        (
+            f"{row['members']} {kind}: {row['method']}",
+            {**row, "seeds": len(row["accuracies"]), "accuracy": statistics.fmean(row["accuracies"])},
+        )
+        for kind, rows in kinds.items()
+        for row in rows
+    ]
+
+
 def _topics(result: dict[str, Any]) -> Rows:
     """By corpus and library, then the step rules."""
     parts = {**result["corpora"], "step rules": result["step_rules"]}
@@ -102,6 +130,30 @@ TABLES: dict[str, Table] = {
         "seed",
         lambda result: [(f"{seed}", run) for seed, run in enumerate(result["runs"])],
         [("mean return of the games", "return"), ("env steps", "env_steps")],
+    ),
+    "jin-imagenet": (
+        "members: method",
+        _jin_images,
+        [
+            ("seeds", "seeds"),
+            ("virtual seconds", "seconds"),
+            ("validation loss while the step is large", "early_loss"),
+            ("test loss at the end", "test_loss"),
+            ("accuracy", "accuracy"),
+        ],
+    ),
+    "gan-batch": (
+        "total batch",
+        _gan,
+        [
+            ("batch statistics over", "statistics"),
+            ("Fréchet distance, mean", "frechet_distance.mean"),
+            ("of each seed", "distances"),
+            ("test images", "frechet_distance_test"),
+            ("class score", "class_score.mean"),
+            ("class agreement", "class_agreement.mean"),
+            ("hours", "hours"),
+        ],
     ),
     "spatial-table": (
         "pixels, dilation, parts",
