@@ -325,6 +325,23 @@ def test_words_that_no_line_can_hold_are_not_written(tmp_path):
         write(corpus(0), tmp_path / "no" / "x", "uci")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_without_a_word_are_written_only_where_they_are_read_again(tmp_path, kind):
+    made = Corpus.from_entries([0, 2], [1, 0], [3, 4], shape=(3, 2))
+    if kind not in ("lda-c", "svmlight"):
+        write(made, tmp_path / "x", kind)
+        skipped = Skipped()
+        assert len(read(tmp_path / "x", skipped=skipped, **options(kind, made))) == 2
+        assert skipped.documents.tolist() == [1]
+        return
+    with pytest.raises(Refusal, match=r"Document 1 \(from 0\) has no word.*corpus\.lengths > 0.*uci"):
+        write(made, tmp_path / "x", kind)
+    assert not list(tmp_path.iterdir())
+    with_words = made.select(made.lengths > 0)  # as the message advises
+    write(with_words, tmp_path / "x", kind)
+    assert same(read(tmp_path / "x", **options(kind, made)), with_words)
+
+
 def test_a_folder_without_text_says_what_is_missing(tmp_path):
     (tmp_path / "readme.md").write_text("words")
     with pytest.raises(Refusal, match=r"no \.txt file"):
