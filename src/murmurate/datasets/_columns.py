@@ -99,7 +99,8 @@ def _csv(path: Path, wanted: tuple[str | None, ...], errors: RecordErrors) -> It
                 text = _decoded(line, number, errors)
                 if text is None:
                     faulty.add(number)
-                yield (text or "?") + "\n" if line else "\n"
+                    text = line.decode(errors="replace")  # its quotes still say where rows end
+                yield text + "\n"
             yield _END + "\n"  # a field that is not closed swallows it
 
         rows = csv.reader(decoded(), delimiter=delimiter)
