@@ -294,6 +294,9 @@ def test_words_that_no_text_can_have_are_told(tmp_path):
         ("a.txt", "once upon a time\n", "text"),
         ("a.txt", "3\n4\n5\n1 1 2\n", "uci"),
         ("a.ldac", "7 0:2 3:1\n", "lda-c"),
+        ("A.LDAC.GZ", "7 0:2 3:1\n", "lda-c"),
+        ("A.TSV", "a,b,c\ttext\n", "csv"),
+        ("A.TXT", "once upon a time\n", "text"),
         ("a", "1 2:12\n", None),  # a label, or the number of words
         ("a", "once upon a time\n", None),
         ("a", b"\x00\x01\x02" * 99, None),

@@ -191,6 +191,11 @@ def test_errors_in_records_are_refused_or_left_out(tmp_path, name, content, line
     assert skipped.causes.total() == 1
 
 
+def test_a_tsv_has_tabs_whatever_the_case_of_its_name(tmp_path):
+    (tmp_path / "A.TSV").write_text("a,b,c\ttext\n1\tant\n2\tbee\n")
+    assert counts(read(tmp_path / "A.TSV", column="text", tokens=ALL)) == [{"ant": 1}, {"bee": 1}]
+
+
 def test_a_line_that_is_not_utf8_takes_no_other_row_with_it(tmp_path):
     """The quotes of a text of several lines, in one of which a byte is wrong."""
     for wrong, text in ((2, b'"caf\xe9\ncat"'), (3, b'"cat\ncaf\xe9"'), (3, b'"cat\ncaf\xe9\ncat"')):

@@ -80,7 +80,7 @@ def _csv(path: Path, wanted: tuple[str | None, ...], errors: RecordErrors) -> It
             raise errors.refusal(1, not_utf8(header, error.start), "Convert the file.") from None
         if not text.strip():
             raise errors.refusal(1, "there is no header", "A CSV file begins with the names of its columns.")
-        suffix = Path(path.name.removesuffix(".gz")).suffix
+        suffix = Path(path.name.lower().removesuffix(".gz")).suffix
         delimiter = "\t" if suffix == ".tsv" else max(_DELIMITERS, key=text.count)
         try:
             columns = next(csv.reader([text], delimiter=delimiter, strict=True))
