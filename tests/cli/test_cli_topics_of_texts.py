@@ -65,6 +65,10 @@ def test_a_csv_column_to_topics_of_named_documents(reviews, capsys):
     assert run("topics", "transform", reviews, "new.csv", "--out", "new.data", "--csv") == 0
     assert [line.split(",")[0] for line in Path("new.data").read_text().splitlines()] == ["document", "0"]
     assert "column document says" in capsys.readouterr().out
+    assert run("topics", "transform", reviews, "new.csv", "--csv") == 0
+    table, remark = capsys.readouterr()
+    assert table == Path("new.data").read_text()
+    assert "1 document is not in the corpus; the column document says" in remark
     assert run("topics", "transform", reviews, "reviews.csv", "--out", "w.npz") == 0
     with np.load("w.npz") as arrays:
         assert arrays["names"].tolist() == [f"r{i:02}" for i in range(40)]

@@ -171,6 +171,14 @@ def test_a_dense_table_is_refused_with_the_remedy():
         Corpus.from_scipy(np.ones((2, 2)))
 
 
+def test_a_row_of_a_sparse_array_is_refused_with_the_remedy():
+    sparse = pytest.importorskip("scipy.sparse")
+    row = sparse.csr_array(np.array([[1, 0, 2]]))[0]
+    with pytest.raises(Refusal, match=r"has the shape \(3,\).*counts\.reshape\(1, -1\)"):
+        Corpus.from_scipy(row)
+    assert dense(Corpus.from_scipy(row.reshape(1, -1))).tolist() == [[1, 0, 2]]
+
+
 def test_a_matrix_of_scipy_comes_back():
     sparse = pytest.importorskip("scipy.sparse")
     made = corpus(2, empty=True)

@@ -294,6 +294,9 @@ def test_words_that_no_text_can_have_are_told(tmp_path):
         ("a.txt", "once upon a time\n", "text"),
         ("a.txt", "3\n4\n5\n1 1 2\n", "uci"),
         ("a.ldac", "7 0:2 3:1\n", "lda-c"),
+        ("A.LDAC.GZ", "7 0:2 3:1\n", "lda-c"),
+        ("A.TSV", "a,b,c\ttext\n", "csv"),
+        ("A.TXT", "once upon a time\n", "text"),
         ("a", "1 2:12\n", None),  # a label, or the number of words
         ("a", "once upon a time\n", None),
         ("a", b"\x00\x01\x02" * 99, None),
@@ -323,6 +326,23 @@ def test_words_that_no_line_can_hold_are_not_written(tmp_path):
         write(made, tmp_path / "x", "parquet")
     with pytest.raises(Refusal, match="cannot be written"):
         write(corpus(0), tmp_path / "no" / "x", "uci")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_without_a_word_are_written_only_where_they_are_read_again(tmp_path, kind):
+    made = Corpus.from_entries([0, 2], [1, 0], [3, 4], shape=(3, 2))
+    if kind not in ("lda-c", "svmlight"):
+        write(made, tmp_path / "x", kind)
+        skipped = Skipped()
+        assert len(read(tmp_path / "x", skipped=skipped, **options(kind, made))) == 2
+        assert skipped.documents.tolist() == [1]
+        return
+    with pytest.raises(Refusal, match=r"Document 1 \(from 0\) has no word.*corpus\.lengths > 0.*uci"):
+        write(made, tmp_path / "x", kind)
+    assert not list(tmp_path.iterdir())
+    with_words = made.select(made.lengths > 0)  # as the message advises
+    write(with_words, tmp_path / "x", kind)
+    assert same(read(tmp_path / "x", **options(kind, made)), with_words)
 
 
 def test_a_folder_without_text_says_what_is_missing(tmp_path):

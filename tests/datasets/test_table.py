@@ -31,6 +31,8 @@ def test_text(name, zipped, tmp_path):
     path = tmp_path / (name + ".gz" * zipped)
     path.write_bytes(gzip.compress(TEXTS[name].encode()) if zipped else TEXTS[name].encode())
     np.testing.assert_array_equal(read_table(path).values, NUMBERS)
+    capitals = path.rename(tmp_path / path.name.upper())
+    np.testing.assert_array_equal(read_table(capitals).values, NUMBERS)
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64])
@@ -42,8 +44,12 @@ def test_arrays(kind, tmp_path):
     assert isinstance(read_table(tmp_path / "a.npy").values, np.memmap)
     for name in ("a.npy", "a.npz"):
         np.testing.assert_array_equal(read_table(tmp_path / name).values, wanted)
+    (tmp_path / "a.npy").rename(tmp_path / "B.NPY")
+    (tmp_path / "a.npz").rename(tmp_path / "B.NPZ")
+    for name in ("B.NPY", "B.NPZ"):
+        np.testing.assert_array_equal(read_table(tmp_path / name).values, wanted)
     assert read_table(tmp_path / "one.npy").columns == 1
-    chosen = read_table(tmp_path / "a.npy").select([1, 0, 1])
+    chosen = read_table(tmp_path / "B.NPY").select([1, 0, 1])
     np.testing.assert_array_equal(chosen.values, wanted[[1, 0, 1]])
 
 

@@ -191,6 +191,23 @@ def test_errors_in_records_are_refused_or_left_out(tmp_path, name, content, line
     assert skipped.causes.total() == 1
 
 
+def test_a_tsv_has_tabs_whatever_the_case_of_its_name(tmp_path):
+    (tmp_path / "A.TSV").write_text("a,b,c\ttext\n1\tant\n2\tbee\n")
+    assert counts(read(tmp_path / "A.TSV", column="text", tokens=ALL)) == [{"ant": 1}, {"bee": 1}]
+
+
+def test_a_line_that_is_not_utf8_takes_no_other_row_with_it(tmp_path):
+    """The quotes of a text of several lines, in one of which a byte is wrong."""
+    for wrong, text in ((2, b'"caf\xe9\ncat"'), (3, b'"cat\ncaf\xe9"'), (3, b'"cat\ncaf\xe9\ncat"')):
+        (tmp_path / "a.csv").write_bytes(b"id,body\n0," + text + b'\n1,ant\n2,"bee"\n')
+        with pytest.raises(Refusal, match=f"line {wrong}: byte 0xe9 is not UTF-8"):
+            read(tmp_path / "a.csv", column="body")
+        skipped = Skipped()
+        made = read(tmp_path / "a.csv", column="body", tokens=ALL, skip_bad=True, skipped=skipped)
+        assert counts(made) == [{"ant": 1}, {"bee": 1}]
+        assert (skipped.documents.tolist(), skipped.causes) == ([0], {"not UTF-8": 1})
+
+
 def test_a_column_whose_name_others_have_too_is_refused(tmp_path):
     (tmp_path / "x.csv").write_text("id,text,,text,\n1,cat dog,,old,\n2,cat,,old,\n")
     with pytest.raises(Refusal, match=r"x.csv, line 1: 2 columns are called 'text'"):

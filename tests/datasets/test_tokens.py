@@ -5,12 +5,14 @@ from __future__ import annotations
 import tracemalloc
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn import check, count, dense
 from murmurate.datasets import corpus, tokens
+from murmurate.datasets.reading import read
 from murmurate.datasets.tokens import Tokens, WordCounter
 from murmurate.errors import Refusal
 
@@ -111,6 +113,18 @@ def test_a_share_keeps_words_that_are_exactly_at_the_bound():
     assert 0.29 * 100 < 29
     texts = ["cow"] * 7 + ["emu"] * 29 + ["fox"] * 6 + ["dog"] * 58
     assert count(texts, Tokens(min_df=0.07, max_df=0.29)).vocabulary == ("cow", "emu")
+
+
+def test_numbers_of_numpy_are_read_as_pythons(tmp_path):
+    texts = ["dog cat", "dog cat", "dog"]
+    assert count(texts, Tokens(min_df=np.int64(1), max_df=np.float32(0.75))).vocabulary == ("cat",)
+    (tmp_path / "x.txt").write_text("\n".join(texts))
+    tokens = Tokens(min_df=np.int64(2), max_df=1.0, max_vocabulary=np.int32(1))
+    made = read(tmp_path / "x.txt", tokens=tokens, skip_bad=np.bool_(True), bigrams=np.bool_(False))
+    assert made.vocabulary == ("dog",)
+    (tmp_path / "x.ldac").write_text("1 0:1\n1 1:2\n")
+    read_again = read(tmp_path / "x.ldac", vocabulary_size=np.int64(5), one_based=np.bool_(False))
+    assert read_again.vocabulary_size == 5
 
 
 def test_a_given_vocabulary_is_kept_whole():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from laws.topic_learners import DOCUMENTS, MODEL, WORDS, K, batches, corpus, learner
+from murmurate.datasets.corpus import Corpus
 from murmurate.losses.topics import Documents, expected_topics, fold_in
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -52,6 +53,29 @@ def test_the_last_row_is_the_sum_of_the_others():
     assert float(matrix(it).min()) > 0  # every step leaves the prior where it was
     tokens = corpus().tokens
     assert 0.5 * tokens < float(x[-1].sum()) < 1.5 * tokens
+
+
+@pytest.mark.parametrize("what", ["few documents", "empty documents", "equal documents"])
+def test_no_two_topics_begin_alike(what):
+    """Else they would stay alike, as the E-step treats them alike."""
+    documents, topics = corpus().select(range(30)), 12
+    if what == "few documents":
+        documents = documents.select(range(5))
+    elif what == "empty documents":
+        documents = Corpus(documents.starts.clip(0, documents.starts[5]), *_first(documents, 5))
+    else:
+        documents = documents.select(np.arange(30) % 2)
+    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, examples=len(documents))
+    context = Context(spec, Replica, seed=0, examples=documents)
+    shares = TopicModel(topics=topics).build(context).estimate().word_shares()
+    assert len(torch.unique(shares.float(), dim=1).T) == topics
+    torch.testing.assert_close(shares.sum(0), torch.ones(topics).double())
+
+
+def _first(documents, number):
+    """Words, counts, vocabulary and its size of a corpus that ends after some documents."""
+    end = documents.starts[number]
+    return documents.words[:end], documents.counts[:end], documents.vocabulary, documents.vocabulary_size
 
 
 def test_the_same_seed_begins_alike_and_topics_are_found():

@@ -13,6 +13,7 @@ from drawn import check
 from murmurate.datasets import corpus as corpora
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate
+from murmurate.errors import Refusal
 from murmurate.workloads import topics as module
 from murmurate.workloads.topics import Topics, split_tokens
 from oracles.topics import folded
@@ -222,6 +223,18 @@ def test_nothing_to_measure_is_refused():
         topics.completion_perplexity(nothing)
     with pytest.raises(ValueError, match="without a word"):
         topics.bound_perplexity(nothing)
+
+
+def test_documents_over_another_number_of_words_are_refused():
+    _, topics = true_topics()
+    asked = (topics.transform, topics.document_bounds, topics.coherence, topics.completion_perplexity)
+    for words in (WORDS - 1, WORDS + 1):  # the ids of the first are among the topics' words
+        other = Corpus.from_entries([0], [words - 1], [3], shape=(1, words))
+        for ask in asked:
+            with pytest.raises(Refusal, match=rf"over {words} words, and the topics over {WORDS}\. Count"):
+                ask(other)
+        with pytest.raises(Refusal, match=f"over {words} words"):
+            topics.probabilities(np.ones((2, words)))
 
 
 def test_the_full_bound_is_gensims_on_the_same_topics():

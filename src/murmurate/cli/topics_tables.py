@@ -39,7 +39,17 @@ def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
     weights = fitted.topics.transform(corpus.documents)
     if out is None:
         _write_csv(sys.stdout, corpus, weights)
-        return 0
+    else:
+        _write_file(out, suffix, corpus, weights)
+        print(f"{len(weights):,} documents x {weights.shape[1]} topics in {out}")
+    if corpus.skipped.causes or len(corpus.skipped.documents):
+        column = _key(corpus) if suffix == ".csv" else f"{_key(corpus)}s"  # as in ``_columns``
+        remark = f"{corpus.skipped}; the column {column} says which row is which{_missing_remark(corpus)}"
+        print(remark, file=sys.stderr if out is None else sys.stdout)  # the table has standard output
+    return 0
+
+
+def _write_file(out: Path, suffix: str, corpus: OtherCorpus, weights: NDArray[np.float32]) -> None:
     with writing(out) as fresh:
         if suffix == ".csv":
             with open(fresh, "w", encoding="utf-8", newline="") as file:
@@ -49,11 +59,6 @@ def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
                 np.savez_compressed(arrays, topics=weights, **_columns(corpus))
         else:
             _write_parquet(fresh, weights, _columns(corpus))
-    print(f"{len(weights):,} documents x {weights.shape[1]} topics in {out}")
-    if corpus.skipped.causes or len(corpus.skipped.documents):
-        column = _key(corpus) if suffix == ".csv" else f"{_key(corpus)}s"  # as in ``_columns``
-        print(f"{corpus.skipped}; the column {column} says which row is which{_missing_remark(corpus)}")
-    return 0
 
 
 def _key(corpus: OtherCorpus) -> str:

@@ -80,7 +80,7 @@ def _csv(path: Path, wanted: tuple[str | None, ...], errors: RecordErrors) -> It
             raise errors.refusal(1, not_utf8(header, error.start), "Convert the file.") from None
         if not text.strip():
             raise errors.refusal(1, "there is no header", "A CSV file begins with the names of its columns.")
-        suffix = Path(path.name.removesuffix(".gz")).suffix
+        suffix = Path(path.name.lower().removesuffix(".gz")).suffix
         delimiter = "\t" if suffix == ".tsv" else max(_DELIMITERS, key=text.count)
         try:
             columns = next(csv.reader([text], delimiter=delimiter, strict=True))
@@ -99,7 +99,8 @@ def _csv(path: Path, wanted: tuple[str | None, ...], errors: RecordErrors) -> It
                 text = _decoded(line, number, errors)
                 if text is None:
                     faulty.add(number)
-                yield (text or "?") + "\n" if line else "\n"
+                    text = line.decode(errors="replace")  # its quotes still say where rows end
+                yield text + "\n"
             yield _END + "\n"  # a field that is not closed swallows it
 
         rows = csv.reader(decoded(), delimiter=delimiter)

@@ -38,7 +38,7 @@ def detect_kind(path: Path) -> str:
             if files_of(path, kind_of_folder):
                 return kind_of_folder
         raise Refusal(f"{path} is a folder without .txt or .md files. Name a folder of documents, or a file.")
-    name = path.name.removesuffix(".gz")
+    name = path.name.lower().removesuffix(".gz")
     if name.startswith("docword."):
         return "uci"
     kind = _BY_NAME.get(Path(name).suffix) or _by_content(path, name)

@@ -119,8 +119,8 @@ class Corpus:
         """A copy of a sparse [D, V] matrix in any of scipy's formats; a row without entries becomes an empty
         document.
 
-        Raises Refusal for what is no sparse matrix, for counts that are negative, fractional or too large,
-        and for a vocabulary of other than V words.
+        Raises Refusal for what is no sparse matrix of two dimensions, for counts that are negative,
+        fractional or too large, and for a vocabulary of other than V words.
         """
         if not hasattr(matrix, "tocsr"):
             raise Refusal(
@@ -128,6 +128,11 @@ class Corpus:
                 "scipy.sparse.csr_matrix(counts)."
             )
         rows = matrix.tocsr()
+        if len(rows.shape) != 2:  # a row of a sparse array
+            raise Refusal(
+                f"A sparse matrix [documents, words] is needed, and this one has the shape {rows.shape}. "
+                "One document: counts.reshape(1, -1)."
+            )
         starts = np.asarray(rows.indptr, np.int64)
         documents = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         return cls.from_entries(

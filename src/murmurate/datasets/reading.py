@@ -24,6 +24,7 @@ from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.tokens import VERSION, Tokens
 from murmurate.datasets.vocabulary import read_vocabulary, vocabulary_beside
 from murmurate.errors import Refusal
+from murmurate.ranges import plain_value
 
 __all__ = ["KINDS", "Skipped", "detect_kind", "read"]
 
@@ -79,12 +80,12 @@ def read(
         raise Refusal(f"--vocabulary-size is {vocabulary_size}; it must be from 1 to {_headers.LARGEST}.")
     kind = kind or detect_kind(source)
     options = {
-        "transpose": transpose or None,
-        "one_based": one_based,
-        "vocabulary_size": vocabulary_size,
+        "transpose": bool(transpose) or None,
+        "one_based": plain_value(one_based),
+        "vocabulary_size": plain_value(vocabulary_size),
         "tokens": tokens,
     }
-    columns = {"bigrams": bigrams or None, "column": column, "name_column": name_column}
+    columns = {"bigrams": bool(bigrams) or None, "column": column, "name_column": name_column}
     _check_options(source, kind, options | columns)
     if tokens is not None and vocabulary is not None:
         raise Refusal(
@@ -129,7 +130,7 @@ def _cache_key(
         "source": _cache.fingerprint(source, kind),
         "kind": kind,
         "vocabulary": None if words is None else _cache.digest(words),
-        "skip_bad": skip_bad,
+        "skip_bad": bool(skip_bad),
         **options,
         "tokens": {**asdict(tokens), "stop_words": sorted(tokens.stop_words)},
         **{option: value for option, value in columns.items() if value is not None},

@@ -120,9 +120,9 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> Table:
 
 @long_fields()
 def _read(path: Path, columns: Sequence[str]) -> NDArray[Any]:
-    if path.suffix == ".npy":
+    if path.suffix.lower() == ".npy":
         return _as_columns(np.load(path, mmap_mode="r", allow_pickle=False), columns)
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         arrays = load_arrays(path)
         if len(arrays) != 1:
             raise Refusal(f"it holds {list(arrays)}; a table's file holds one array.")
@@ -184,7 +184,7 @@ def _chosen(columns: Sequence[str], names: Sequence[str]) -> list[int]:
 def _text(path: Path) -> Iterator[TextIO]:
     """The lines of a file, gzip or not."""
     with open(path, "rb") as file:
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             unpacked = TolerantGzip(file, path)
             yield io.TextIOWrapper(io.BufferedReader(unpacked), encoding="utf-8-sig")
             if unpacked.damage:

@@ -18,7 +18,7 @@ import numpy as np
 from murmurate.datasets._record_errors import not_utf8, refuse_unreadable
 from murmurate.datasets.corpus import Corpus, RemappedCorpus, blocks
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeInt, PositiveInt, UnitInterval, check_ranges
+from murmurate.ranges import NonNegativeInt, PositiveInt, UnitInterval, check_ranges, plain_value
 
 _STOP_TEXT = """
 a about above across after afterwards again against all almost alone along already also although always am
@@ -70,6 +70,8 @@ class Tokens:
     max_vocabulary: PositiveInt | None = None
 
     def __post_init__(self) -> None:
+        for name in ("min_letters", "min_df", "max_df", "max_vocabulary"):
+            object.__setattr__(self, name, plain_value(getattr(self, name)))  # float32 is no float
         check_ranges(self)
 
     def words_of(self, text: str, pairs: Set[str] = frozenset()) -> list[str]:

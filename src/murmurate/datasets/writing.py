@@ -25,13 +25,19 @@ def write(corpus: Corpus, path: str | Path, kind: str, *, one_based: bool = True
     where ``read`` looks for it.
 
     ``one_based``: whether word ids begin at 1 in SVMlight. All labels in SVMlight are 0. LDA-C and SVMlight
-    do not store V. Files are replaced atomically. Raises Refusal for another kind, for equal words and words
-    that a line cannot hold, for a vocabulary beside it if the corpus has none, and where the files cannot be
-    written.
+    do not store V. Files are replaced atomically. Raises Refusal for another kind, for documents without a
+    word in LDA-C and SVMlight, where ``read`` refuses their lines, for equal words and words that a line
+    cannot hold, for a vocabulary beside it if the corpus has none, and where the files cannot be written.
     """
     target = Path(path)
     if kind not in _KINDS:
         raise Refusal(f"A corpus cannot be written as '{kind}'. The kinds: {', '.join(_KINDS)}.")
+    if kind in ("lda-c", "svmlight") and not corpus.lengths.all():
+        raise Refusal(
+            f"Document {corpus.lengths.argmin()} (from 0) has no word, and its line of {kind} would be "
+            "refused when it is read. Leave such documents out, corpus.select(corpus.lengths > 0), or write "
+            "uci, matrix-market or npz."
+        )
     beside = vocabulary_beside(target)
     if corpus.vocabulary is None and beside.exists():
         raise Refusal(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from murmurate.datasets.corpus import Corpus, RemappedCorpus
+from murmurate.errors import Refusal
 from murmurate.losses.topics import (
     Documents,
     FoldedIn,
@@ -39,7 +40,8 @@ class Topics:
 
     matrix: lambda [V, K] float32, parameters of each topic's Dirichlet over words. alpha: [K], parameters of
     the Dirichlet prior of a document's topics. iterations, tolerance: when a document's E-step ends (see
-    ``TopicModel``); may be stricter than in training.
+    ``TopicModel``); may be stricter than in training. Methods that take documents raise Refusal unless these
+    are over V words.
     """
 
     matrix: Tensor
@@ -95,19 +97,19 @@ class Topics:
     def transform(self, corpus: Corpus | RemappedCorpus) -> NDArray[np.float32]:
         """[D, K] float32, the posterior mean of each document's distribution over topics: rows sum to 1."""
         expected = self._expected()
-        shares = [_shares(self._gammas(part, *expected)) for part in _batches(corpus)]
+        shares = [_shares(self._gammas(part, *expected)) for part in self._batches(corpus)]
         return np.concatenate([np.empty((0, self.count), np.float32), *shares])
 
     def probabilities(self, counts: NDArray[Any]) -> NDArray[np.float32]:
         """``transform`` of dense counts [D, V]. Raises Refusal for counts that are negative or fractional."""
         document, word = np.nonzero(counts)
-        entries, shape = counts[document, word], (len(counts), len(self.matrix))
-        return self.transform(Corpus.from_entries(document, word, entries, shape=shape))
+        entries, (documents, words) = counts[document, word], counts.shape
+        return self.transform(Corpus.from_entries(document, word, entries, shape=(documents, words)))
 
     def gammas(self, corpus: Corpus | RemappedCorpus) -> NDArray[np.float64]:
         """[D, K] float64, parameters of each document's posterior Dirichlet over topics."""
         expected = self._expected()
-        gammas = [self._gammas(part, *expected) for part in _batches(corpus)]
+        gammas = [self._gammas(part, *expected) for part in self._batches(corpus)]
         return np.concatenate([np.empty((0, self.count)), *gammas])
 
     # -- quality ------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ class Topics:
         random = np.random.default_rng(seed)
         share, expected = self.word_shares(), self._expected()
         log_likelihood, tokens = 0.0, 0
-        for part in _batches(corpus):
+        for part in self._batches(corpus):
             seen, held_out = split_tokens(part, observed, random)
             theta = torch.from_numpy(_shares(self._gammas(seen, *expected))).double()
             document = torch.from_numpy(np.repeat(np.arange(len(held_out)), held_out.lengths))
@@ -168,7 +170,7 @@ class Topics:
         """[D] float64, each document's terms of the evidence lower bound."""
         (beta, alpha), log_beta = self._expected(), self._log_beta()
         parts = [torch.zeros(0, dtype=torch.float64)]
-        for part in _batches(corpus):
+        for part in self._batches(corpus):
             documents, result = self._fold_in(part, beta, alpha)
             parts.append(document_bound(documents, log_beta, self.alpha, result.gamma, topics=self.count))
         return torch.cat(parts)
@@ -181,6 +183,19 @@ class Topics:
         normaliser = torch.lgamma(total).sum() - torch.lgamma(x).sum()
         prior_normaliser = self.count * (math.lgamma(v * prior) - v * math.lgamma(prior))
         return float(((prior - x) * self._log_beta()).sum()) + prior_normaliser - float(normaliser)
+
+    def _batches(self, corpus: Corpus | RemappedCorpus) -> Iterator[Corpus]:
+        """Copies of all documents, ``_DOCUMENTS`` at a time, which bounds the memory of results. Raises
+        Refusal for documents over another number of words."""
+        for first in range(0, len(corpus), _DOCUMENTS):
+            part = corpus.select(np.arange(first, min(first + _DOCUMENTS, len(corpus))))
+            if part.vocabulary_size != len(self.matrix):
+                raise Refusal(
+                    f"The documents are over {part.vocabulary_size:,} words, and the topics over "
+                    f"{len(self.matrix):,}. Count the words that the topics know: read(..., "
+                    "vocabulary=model.vocabulary), or corpus.with_vocabulary(model.vocabulary)."
+                )
+            yield part
 
     def _log_beta(self) -> Tensor:
         """[V, K] float64, E[log beta]."""
@@ -229,7 +244,7 @@ class Topics:
         index = np.full(len(self.matrix), -1)
         index[relevant] = np.arange(len(relevant))
         together = np.zeros((len(relevant), len(relevant)))
-        for part in _batches(corpus):
+        for part in self._batches(corpus):
             word = index[part.words]
             document = np.repeat(np.arange(len(part)), part.lengths)
             present = np.zeros((len(part), len(relevant)), np.float32)
@@ -280,12 +295,6 @@ def _with_counts(corpus: Corpus, counts: NDArray[np.int32]) -> Corpus:
         corpus.vocabulary,
         corpus.vocabulary_size,
     )
-
-
-def _batches(corpus: Corpus | RemappedCorpus) -> Iterator[Corpus]:
-    """Copies of all documents, ``_DOCUMENTS`` at a time, which bounds the memory of results."""
-    for first in range(0, len(corpus), _DOCUMENTS):
-        yield corpus.select(np.arange(first, min(first + _DOCUMENTS, len(corpus))))
 
 
 def _shares(gammas: NDArray[np.float64]) -> NDArray[np.float32]:
