@@ -163,3 +163,9 @@ def test_a_row_a_strategy(render: ModuleType) -> None:
     assert "2026-05-06, 2 x a chip: `murmurate bench straggler`" in text
     assert "| gala | 0 | not measured |" in text
     assert "| all-reduce | not measured |" in text
+
+
+def test_a_single_world_is_drawn(render: ModuleType, tmp_path: Path) -> None:
+    """``python benchmarks/draw_worlds.py OUT.png WORLD``."""
+    picture = importlib.import_module("draw_worlds").main(tmp_path / "world.png", ["maze-l5"])
+    assert picture.stat().st_size > 1_000
