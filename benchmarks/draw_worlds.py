@@ -19,8 +19,8 @@ WORLDS = ("doom-my-way-home", "doom-corridor-plus", "doom-corridor-plus-occluded
 
 
 def main(out: Path, names: Sequence[str]) -> Path:
-    figure, axes = plt.subplots(1, len(names), figsize=(2.4 * len(names), 2.7))
-    for name, axis in zip(names, axes, strict=True):
+    figure, axes = plt.subplots(1, len(names), figsize=(2.4 * len(names), 2.7), squeeze=False)
+    for name, axis in zip(names, axes[0], strict=True):
         simulators = world(name).open(1, training=True)
         step, generator = simulators.reset(4), torch.Generator().manual_seed(0)
         for _ in range(40):

@@ -18,15 +18,20 @@ def _learning(result: dict[str, Any]) -> Rows:
     ]
 
 
+def _diverged(row: dict[str, Any]) -> str:
+    """For the label of a row: how many of its seeds diverged."""
+    return f", {row['diverged']} diverged" if row.get("diverged") else ""
+
+
 def _jin(result: dict[str, Any]) -> Rows:
     """The rows of ``jin-table``, with the figures of each seed as text."""
 
-    def seeds(returns: list[float]) -> str:
-        return ", ".join(f"{value:.2f}" for value in returns)
+    def seeds(returns: list[float | None]) -> str:  # None: no episode ended
+        return ", ".join("none" if value is None else f"{value:.2f}" for value in returns)
 
     return [
         (
-            f"{row['task']}: {row['agent']}",
+            f"{row['task']}: {row['agent']}{_diverged(row)}",
             {**row, "evaluations": seeds(row["returns"]), "training": seeds(row["train_returns"])},
         )
         for row in result["rows"]
@@ -42,17 +47,17 @@ def _replay(result: dict[str, Any]) -> Rows:
 
 
 def _image_strategies(result: dict[str, Any]) -> Rows:
-    """By strategy, over seeds."""
+    """By strategy, over seeds that did not diverge."""
     return [
         (
-            row["strategy"],
+            f"{row['strategy']}{_diverged(row)}",
             {
                 **row,
                 "seeds": len(row["accuracies"]),
-                "least": min(row["accuracies"]),
-                "greatest": max(row["accuracies"]),
-                "test_loss": statistics.fmean(row["test_losses"]),
-                "staleness": max(row["staleness_max"]),
+                "least": min(row["accuracies"], default=None),
+                "greatest": max(row["accuracies"], default=None),
+                "test_loss": statistics.fmean(row["test_losses"]) if row["test_losses"] else None,
+                "staleness": max(row["staleness_max"], default=None),
                 "seconds": statistics.fmean(row["wall_seconds"]),
             },
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from murmurate.bench import _resumable, actor_learners
@@ -83,6 +85,23 @@ def test_returns_are_compared_at_equal_seconds_and_env_steps(
 
 def test_without_a_run_that_has_not_diverged_the_table_is_empty() -> None:
     assert actor_learners.compared({})["rows"] == []
+
+
+def test_a_run_without_an_episode_by_then_counts_in_no_median() -> None:
+    """NaN is no JSON, and among numbers it made the median any of them."""
+    facts = {"wall_seconds": 10.0, "env_steps": 100, "eval_return_mean": 1.0}
+
+    def run(*records: tuple[float, float]) -> Any:
+        curve = np.array(records).T if records else None
+        return SimpleNamespace(fact=facts.get, mean=lambda field, axis: curve)
+
+    runs = {("A2C", 0): run(), ("A2C", 1): run((5.0, 7.0)), ("A2C", 2): run((9.0, 3.0), (11.0, 4.0)),
+            ("GALA", 0): run((500.0, 1.0))}  # fmt: skip
+    a2c, gala = actor_learners.compared(runs)["rows"]
+    assert a2c["return_at_equal_seconds"]["values"] == [7.0, 3.0]
+    assert a2c["return_at_equal_seconds"]["median"] == 5.0
+    assert gala["return_at_equal_seconds"] is None
+    json.dumps([a2c, gala], allow_nan=False)
 
 
 def test_diverged_runs_are_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

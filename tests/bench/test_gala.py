@@ -91,7 +91,7 @@ def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path
             "cartpole, GALA-A2C, 32 simulators": 8_000 / 100 / 3600,
         }
     )
-    assert cost["env_steps_per_second"] == {half.label: 100.0}
+    assert list(cost["env_steps_per_second"].values()) == [100.0] * 4
     said: list[str] = []
     gala_sweep.measure(small, said.append)
     hours = [i for i, line in enumerate(said) if line.startswith("expected: ")]
@@ -108,7 +108,26 @@ def test_nothing_is_measured_where_nothing_is_left(tmp_path: Path, trainer: Trai
     again = gala_table.measure(small, SILENT)
     assert again["expected"]["hours"] == again["expected"]["env_steps_left"] == 0
     assert again["expected"]["env_steps_per_second"] == {}
-    assert (trainer.asked, len(trainer.commands)) == (1, commands)
+    assert (trainer.asked, len(trainer.commands)) == (4, commands)
+
+
+def test_hours_are_by_the_speed_with_as_many_simulators(
+    tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learners of more simulators have larger batches, and are faster."""
+    monkeypatch.setattr(
+        _resumable, "measured_speed", lambda run: 100.0 if "2x8" in run.folder.name else 200.0
+    )
+    cost = _resumable.expected([job.run for job in _gala.jobs(plan(tmp_path))], SILENT)
+    hours = {label.rsplit(", ")[-1]: row for label, row in cost["hours_by_row"].items()}
+    assert hours["16 simulators"] == pytest.approx(8_000 / 100 / 3600)
+    assert hours["32 simulators"] == pytest.approx(8_000 / 200 / 3600)
+
+
+def test_a_sweep_in_which_no_run_could_succeed_is_refused(tmp_path: Path, trainer: Trainer) -> None:
+    with pytest.raises(Refusal, match=r"--simulators is 32,64, .* with 16: add 16"):
+        gala_sweep.measure(plan(tmp_path, simulators=(32, 64)), SILENT)
+    assert not trainer.commands
 
 
 # -- going on ------------------------------------------------------------------------------------------

@@ -74,6 +74,12 @@ def test_what_a_measurement_lasts_does_not_count_against_its_deadline(
         _roles.run_together(1, meet, 10.0, seconds=100.0)
 
 
+def test_updates_may_take_as_long_as_the_machine_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ``bench spo-scaling --agent dqn-images --batch 4096``, whose rounds take many minutes."""
+    monkeypatch.setattr(together, "_DEADLINE_SECONDS", -600.0)
+    assert _roles.run_together(1, meet, 10.0) == [10.0]
+
+
 def test_a_failing_member_is_named_with_its_reason_and_nobody_is_left() -> None:
     with pytest.raises(RunFailed, match=r"(?s)member 1 .*rank one is unwell"):
         _roles.run_together(2, fail_on_one)

@@ -129,6 +129,23 @@ def test_a_choice_that_misses_its_target_is_not_unmeasured(render: ModuleType) -
     assert line.split(" | ")[4:7] == ["0", "never reached", "1, 3, 0"]
 
 
+def test_a_row_whose_seeds_diverged_is_shown(render: ModuleType) -> None:
+    """What ``image_strategies.row`` and ``jin_table.rows`` give where all seeds diverged."""
+    facts = {"date": "2026-01-02", "hardware": {"cores": 2, "cpu": "a chip"}, "command": "murmurate bench"}
+    lost: dict[str, Any] = {
+        **{"strategy": "elastic", "accuracy": None, "deviation": None, "accuracies": [], "test_losses": []},
+        **{"disagreements": [], "staleness_max": [], "diverged": 3, "wall_seconds": [10.0, 20.0]},
+    }
+    page = render.tables([{**facts, "bench": "image-strategies", "rows": [lost]}])
+    assert "| elastic, 3 diverged | 0 | not measured |" in page
+    lost = {
+        **{"task": "pong", "agent": "arm", "env_steps": 1_000, "returns": [], "diverged": 2, "hours": 2.0},
+        "train_returns": [None, -20.5],
+    }
+    page = render.tables([{**facts, "bench": "jin-table", "rows": [lost]}])
+    assert "| pong: arm, 2 diverged | 1,000 | none, -20.50 |" in page
+
+
 def test_every_column_names_a_figure_of_a_real_bench(render_tables: ModuleType) -> None:
     from murmurate.bench import benches
 
@@ -146,3 +163,9 @@ def test_a_row_a_strategy(render: ModuleType) -> None:
     assert "2026-05-06, 2 x a chip: `murmurate bench straggler`" in text
     assert "| gala | 0 | not measured |" in text
     assert "| all-reduce | not measured |" in text
+
+
+def test_a_single_world_is_drawn(render: ModuleType, tmp_path: Path) -> None:
+    """``python benchmarks/draw_worlds.py OUT.png WORLD``."""
+    picture = importlib.import_module("draw_worlds").main(tmp_path / "world.png", ["maze-l5"])
+    assert picture.stat().st_size > 1_000

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from murmurate.bench import _roles
-from murmurate.bench._service_counts import service_run
+from murmurate.bench._service_counts import _stored, service_run
 from murmurate.bench.replay_service import ReplayServicePlan, measure
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.sources.replay_service import ReplayServiceSourceConfig
 from waiting import DEADLINE_SECONDS
 
@@ -35,6 +35,13 @@ def test_processes_that_learners_cannot_share_are_refused(name: str) -> None:
     plan = ReplayServicePlan(**{name: 3})
     with pytest.raises(Refusal, match=f"--{name} is 3, and 2 learners share them equally. Use --{name} 4"):
         measure(plan, pytest.fail)
+
+
+def test_overwritten_inserts_are_not_counted_as_lost() -> None:
+    run = service_run(ReplayServicePlan(learners=1, shards=1, capacity=1_024, filled=64))
+    state = {"replays": {"shard0": {"store": {"head": 1_025, "rows": {}}}}, "first": [None]}
+    with pytest.raises(RunFailed, match=r"given 1,025 rows and holds 1,024: .* larger --capacity"):
+        _stored(run, state)
 
 
 class _Asked(Exception):

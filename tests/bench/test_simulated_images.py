@@ -1,15 +1,17 @@
 """The image benches on simulated clusters, at sizes of no use but for testing."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from murmurate.bench import _resumable, _simulated_images, jin_imagenet, replicator_scaling
+from murmurate.bench import _resumable, _simulated, _simulated_images, jin_imagenet, replicator_scaling
 from murmurate.bench._jin_figure import TrainingCurve
 from murmurate.bench._result import progress_log
 from murmurate.bench._simulated_images import GlooRate, NetCosts
 from murmurate.cli.main import main
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.ranges import check_ranges
 from pictures import write_fashion
 
@@ -102,6 +104,41 @@ def test_the_verdict_compares_while_all_steps_are_large():
     (sentence,) = jin_imagenet.verdict(rows)
     assert "gossip does not lead" in sentence
     assert "all-reduce ends lowest" in sentence
+
+
+def test_a_simulated_run_that_diverges_leaves_the_others_their_table(tmp_path, monkeypatch):
+    """A full plan simulates 60 runs with large steps: one that diverges must not end the bench."""
+    exits = {
+        "all-reduce": "failed: the loss of replica 'classifier' is nan at its update 2.",
+        "elastic": "finished",
+    }
+    costs = NetCosts((0.1,), 1_000)
+    monkeypatch.setattr(_simulated_images, "net_costs", lambda *_: costs)
+
+    record = {"replica": 0, "time_seconds": 1.0, "total_env_steps": 4, "validation_loss": 2, "accuracy": 0.1}
+    monkeypatch.setattr(_simulated, "read_metrics", lambda _: [record])
+    monkeypatch.setattr(jin_imagenet, "draw", lambda *_: None)
+
+    def simulate(run, cluster, folder, quiet):
+        end = {"virtual_seconds": 2.0, "env_steps": 8, "test_loss": 1.5, "accuracy": 0.2}
+        return SimpleNamespace(summary={"exit": exits[run.strategy.name], **end})
+
+    monkeypatch.setattr(_simulated, "simulate", simulate)
+    plan = jin_imagenet.JinImagesPlan(
+        path=write_fashion(tmp_path, train=63), width=1, passes=1, members=(2,), batches=(4,), seeds=2,
+        methods=("all-reduce", "elastic"), real_members=(), where=str(tmp_path / "runs"),
+    )  # fmt: skip
+    result = jin_imagenet.measure(plan, QUIET)
+    assert [(row["seeds"], row["test_loss"]) for row in result["rows"]] == [(0, None), (2, 1.5)]
+    assert result["verdict"] == ["2 members: all-reduce diverged with every seed"]
+    monkeypatch.setattr(_simulated, "simulate", lambda *_, **__: pytest.fail("simulated again"))
+    assert jin_imagenet.measure(plan, QUIET)["rows"] == result["rows"]
+    exits["elastic"] = "failed: [Errno 28] No space left on device"
+    monkeypatch.setattr(_simulated, "simulate", simulate)
+    with pytest.raises(RunFailed, match=r"elastic with 2 replicas.*No space"):
+        jin_imagenet.measure(replace(plan, seeds=3), QUIET)
+    with pytest.raises(RunFailed, match="smaller --learning-rate"):
+        jin_imagenet.measure(replace(plan, methods=("all-reduce",)), QUIET)
 
 
 def test_a_method_that_there_is_not_is_refused():

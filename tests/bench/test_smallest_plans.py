@@ -24,6 +24,7 @@ from murmurate.bench._result import Log, progress_log
 from murmurate.cli.main import main
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fpga.learner import EmulatedLearner
 from murmurate.mapping import rounds
 from murmurate.ranges import check_number
@@ -53,6 +54,25 @@ def test_spo_scaling_predicts_every_case(agent: Literal["dqn", "td3", "dqn-image
     errors = [abs(row["predicted_to_measured"] - 1) for row in result["rows"]]
     assert result["worst_error"] == max(errors)
     json.dumps(result)
+
+
+def test_spo_scaling_draws_batches_that_are_larger_than_the_usual_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Zhang's of 4,096 images."""
+    spec, _ = spo_scaling._CASES["dqn"]
+    monkeypatch.setitem(spo_scaling._CASES, "dqn", (spec, 8))
+    plan = spo_scaling.SPOScalingPlan(hidden=8)
+
+    def draw(member: Any) -> None:
+        spo_scaling._update(*spo_scaling._learner(member, 1, 16, plan), 16)
+
+    SimulatedFabric(1, 0).run([draw])
+
+
+def test_spo_scaling_refuses_learners_that_cannot_share_a_batch() -> None:
+    with pytest.raises(Refusal, match=r"3 learners cannot share a batch of 256 equally. Use --batch 258"):
+        spo_scaling.measure(spo_scaling.SPOScalingPlan(learners=(1, 3)), SILENT)
 
 
 def test_mapping_table_fills_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:

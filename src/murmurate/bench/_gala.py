@@ -98,8 +98,10 @@ class Job:
 
     @property
     def run(self) -> ResumableRun:
+        # Atari's games differ little in speed, and the speed of each would take long to measure
+        speed_like = f"{self.method}, {self.simulators} simulators"
         return ResumableRun(
-            self.recipe, self.settings(), self.seed, self.plan.env_steps, self.folder, self.label
+            self.recipe, self.settings(), self.seed, self.plan.env_steps, self.folder, self.label, speed_like
         )
 
 

@@ -193,7 +193,8 @@ class _LearnerLoop:
 
 
 def _stored(run: Run, state: dict[str, Any]) -> Any:
-    """[n, 3]: simulator, process and number of each step that this learner's shards hold."""
+    """[n, 3]: simulator, process and number of each step that this learner's shards hold. Raises RunFailed if
+    more were inserted than they hold: the overwritten ones would count as lost."""
     source = cast(ReplayServiceSourceConfig, run.source)
     steps: list[Any] = []
     for number in itertools.count():
@@ -201,9 +202,14 @@ def _stored(run: Run, state: dict[str, Any]) -> Any:
         if saved is None:
             return np.concatenate(steps)
         config = dataclasses.replace(source.replay, capacity=source.replay.capacity // source.shards)
+        filled = saved["store"]["head"]
+        if filled > config.capacity:
+            raise RunFailed(
+                f"shard {number} was given {filled:,} rows and holds {config.capacity:,}: what was "
+                "overwritten cannot be counted. Use a larger --capacity, or fewer --seconds."
+            )
         actors = len(state["first"])
         replay = open_replay(config, run.world.spec(), simulators=actors, steps=1, discount=0.99, seed=0)
         rows = cast(Any, replay).rows
-        filled = min(saved["store"]["head"], config.capacity)
         rows.load(saved["store"]["rows"])
         steps.append(rows.column("observation")[:filled, :3].numpy().copy())

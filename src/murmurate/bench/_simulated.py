@@ -15,6 +15,7 @@ import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.bench import _roles
+from murmurate.bench._resumable import diverged
 from murmurate.errors import RunFailed
 from murmurate.evaluation.games import Games
 from murmurate.fabric.interface import Fabric
@@ -55,13 +56,14 @@ def learning(strategy: Strategy, replicas: int, **changes: Any) -> Run:
     return dataclasses.replace(base, strategy=strategy, replicas=replicas, **changes)
 
 
-def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[Record]]:
-    """Simulate ``run``; returns its summary, and its records without events. Raises RunFailed."""
+def simulated(run: Run, cluster: Cluster, may_diverge: bool = False) -> tuple[dict[str, Any], list[Record]]:
+    """Simulate ``run``; returns its summary, and its records without events. Raises RunFailed if it fails;
+    with ``may_diverge`` not where it diverged (see ``_resumable.diverged``)."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         where = Path(folder) / "run"
         summary = simulate(run, cluster, where, quiet=True).summary or {}
         records = read_metrics(where / "metrics.jsonl")
-    if summary["exit"] != "finished":
+    if summary["exit"] != "finished" and not (may_diverge and diverged(summary)):
         raise RunFailed(f"{run.strategy.name} with {run.replicas} replicas: {summary['exit']}")
     return summary, [record for record in records if "kind" not in record]
 

@@ -6,7 +6,7 @@ continues (see ``_resumable``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from murmurate.bench._result import Log, spread
 from murmurate.bench._resumable import ResumableRun, diverged
 from murmurate.ranges import PositiveInt
 from murmurate.record.report import report
-from murmurate.record.runs import RecordedRun, open_run
+from murmurate.record.runs import Axis, RecordedRun, open_run
 
 NAME = "actor-learners"
 SUMMARY = (
@@ -102,7 +102,8 @@ def planned(plan: ActorLearnersPlan, method: str, seed: int) -> ResumableRun:
 
 
 def compared(runs: Mapping[tuple[str, int], RecordedRun]) -> dict[str, Any]:
-    """The rows of the table: one for each method of which at least one run has not diverged."""
+    """The rows of the table: one for each method of which at least one run has not diverged. Training returns
+    are of the runs in which an episode had ended by then, None without any."""
     by_method: dict[str, list[RecordedRun]] = {}
     for (method, _), run in runs.items():
         by_method.setdefault(method, []).append(run)
@@ -114,10 +115,8 @@ def compared(runs: Mapping[tuple[str, int], RecordedRun]) -> dict[str, Any]:
             "method": method,
             "seeds": len(its_runs),
             "eval_return_mean": spread([run.fact("eval_return_mean") for run in its_runs]),
-            "return_at_equal_env_steps": spread(
-                [_return_at(run, "total_env_steps", env_steps) for run in its_runs]
-            ),
-            "return_at_equal_seconds": spread([_return_at(run, "time_seconds", seconds) for run in its_runs]),
+            "return_at_equal_env_steps": _returns_at(its_runs, "total_env_steps", env_steps),
+            "return_at_equal_seconds": _returns_at(its_runs, "time_seconds", seconds),
             # not the run's own figure, which leaves out what was made before it was resumed
             "env_steps_per_second": spread(
                 [run.fact("env_steps") / run.fact("wall_seconds") for run in its_runs]
@@ -129,12 +128,18 @@ def compared(runs: Mapping[tuple[str, int], RecordedRun]) -> dict[str, Any]:
     return {"equal_seconds": seconds, "equal_env_steps": env_steps, "rows": rows}
 
 
-def _return_at(run: RecordedRun, axis: Any, x: float) -> float:
-    """The mean training return over replicas at the last record up to ``x`` of ``axis``; NaN if there is
+def _returns_at(runs: Sequence[RecordedRun], axis: Axis, x: float) -> dict[str, Any] | None:
+    """The spread over runs of ``_return_at``; None if no run has it."""
+    returns = [value for run in runs if (value := _return_at(run, axis, x)) is not None]
+    return spread(returns) if returns else None
+
+
+def _return_at(run: RecordedRun, axis: Axis, x: float) -> float | None:
+    """The mean training return over replicas at the last record up to ``x`` of ``axis``; None if there is
     none."""
     curve = run.mean("return_mean", axis)
     if curve is None:
-        return float("nan")
+        return None
     positions, values = curve
     earlier = np.flatnonzero(positions <= x)
-    return float(values[earlier[-1]]) if len(earlier) else float("nan")
+    return float(values[earlier[-1]]) if len(earlier) else None

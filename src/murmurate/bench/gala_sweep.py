@@ -13,6 +13,7 @@ from murmurate.bench import _gala, _resumable
 from murmurate.bench._gala import GalaPlan, Job
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import Summary, diverged
+from murmurate.errors import Refusal
 
 NAME = "gala-sweep"
 SUMMARY = "GALA's Fig. 1a, share of successful runs by simulators, resumable; --full: 600 runs, months"
@@ -47,8 +48,14 @@ def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
     A run succeeds if it scores more than half of the nominal score of A2C with 16 simulators (section 5).
     A score is the mean return of the last 100 training episodes, and the nominal one is the median of our own
     A2C runs with 16 simulators that stayed finite; the paper defines neither. A run that diverged, or in
-    which no episode ended, has no score and does not succeed.
+    which no episode ended, has no score and does not succeed. Raises Refusal without 16 simulators in the
+    plan, as no run could succeed.
     """
+    if _gala.NOMINAL_SIMULATORS not in plan.simulators:
+        raise Refusal(
+            f"--simulators is {','.join(map(str, plan.simulators))}, and a run succeeds by the score of A2C "
+            f"with {_gala.NOMINAL_SIMULATORS}: add {_gala.NOMINAL_SIMULATORS}."
+        )
     runs = _gala.jobs(plan)
     cost = _resumable.expected([job.run for job in runs], log)
     table = rows(plan, {job: _resumable.train(job.run, log) for job in runs})

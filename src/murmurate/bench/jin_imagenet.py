@@ -23,7 +23,7 @@ from murmurate.bench._jin_figure import TrainingCurve, draw
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun
 from murmurate.bench._simulated_images import NetCosts
-from murmurate.errors import Refusal, unknown
+from murmurate.errors import Refusal, RunFailed, unknown
 from murmurate.ranges import PositiveFloat, PositiveInt, UnitInterval
 from murmurate.recipes import recipe
 from murmurate.record.reader import Record, read_metrics
@@ -112,7 +112,9 @@ FULL = JinImagesPlan()
 def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
     """Loss against virtual time and against passes, and of real processes against wall time: ``rows``, and
     ``real`` of the processes, have the validation loss at the time until which all methods take large steps,
-    and the test loss at the end of the run; real runs that diverged are left out. A figure has the curves."""
+    and the test loss at the end of the run, means over the ``seeds`` runs that did not diverge; None if all
+    did. Real runs that diverged are left out. A figure has the curves. Raises RunFailed if all runs diverged.
+    """
     check(plan)
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
@@ -122,6 +124,8 @@ def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
         for members, batch in zip(plan.members, plan.batches, strict=True)
         for curve in simulated(plan, members, batch, seed, log)
     ]
+    if not curves:
+        raise RunFailed("all simulated runs diverged. Use a smaller --learning-rate.")
     rows = [row(members, method, curves) for members, method in itertools.product(plan.members, plan.methods)]
     found = [real(plan, *each, log) for each in itertools.product(plan.real_members, plan.methods)]
     processes = [each for each in found if each is not None]
@@ -156,7 +160,7 @@ def check(plan: JinImagesPlan) -> None:
 
 
 def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log) -> list[TrainingCurve]:
-    """The curves of all methods with so many members, each of which is computed once."""
+    """The curves of all methods with so many members that did not diverge, each of which is computed once."""
     where = Path(plan.where)
     key = [plan.costs_of, plan.costs_side, batch, plan.measured_steps]
 
@@ -174,6 +178,9 @@ def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log
         run_fields = [fields[key] for key in _RUN_FIELDS]
         compute = functools.partial(learn, plan, run, step)
         points = cached_value(where, name, [run_fields, method, members, batch, seed], compute)
+        if not points:
+            log(f"{name}: diverged")
+            continue
         curves.append(TrainingCurve(method, members, seed, points))
         last = points[-1]
         log(f"{name}: loss {last['loss']:.3f}, accuracy {last['accuracy']:.4f} after {last['seconds']:.0f} s")
@@ -208,12 +215,14 @@ def planned(plan: JinImagesPlan, method: str, members: int, batch: int, seed: in
 
 def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float]]:
     """Simulate the run; returns the points of its curve, of which the last is of the consensus parameters on
-    the test images."""
+    the test images; none if it diverged."""
     network = _simulated_images.network_for(plan.network, _simulated.parameters(run), step)
     with tempfile.TemporaryDirectory(prefix="murmurate-jin-") as folder:
         compute = _simulated_images.compute_file(step, Path(folder))
         cluster = Cluster(compute=compute, network=network, lines=plan.points)
-        summary, records = _simulated.simulated(run, cluster)
+        summary, records = _simulated.simulated(run, cluster, may_diverge=True)
+    if _resumable.diverged(summary):
+        return []
     return points_of(run, records, summary, summary["virtual_seconds"])
 
 
@@ -242,7 +251,8 @@ def points_of(
 
 
 def row(members: int, method: str, curves: Sequence[TrainingCurve]) -> dict[str, Any]:
-    """Means over seeds; ``early_loss``: the last validation loss before the step size of any method falls."""
+    """Means over the seeds that have a curve, None without any; ``early_loss``: the last validation loss
+    before the step size of any method falls."""
     matching = [c for c in curves if (c.members, c.method) == (members, method)]
     early = []
     for curve in matching:
@@ -252,20 +262,28 @@ def row(members: int, method: str, curves: Sequence[TrainingCurve]) -> dict[str,
     return {
         "members": members,
         "method": method,
-        "seconds": statistics.fmean(curve.points[-1]["seconds"] for curve in matching),
-        "early_loss": statistics.fmean(early),
-        "test_loss": statistics.fmean(losses),
+        "seeds": len(matching),
+        "seconds": _mean([curve.points[-1]["seconds"] for curve in matching]),
+        "early_loss": _mean(early),
+        "test_loss": _mean(losses),
         "test_losses": losses,
         "accuracies": [curve.points[-1]["accuracy"] for curve in matching],
     }
 
 
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
 def verdict(rows: Sequence[dict[str, Any]], kind: str = "members") -> list[str]:
-    """For each number of members, whether gossip leads early, and whether all-reduce ends lowest. kind: what
-    the members are called."""
+    """For each number of members, which methods diverged with every seed, whether gossip leads early, and
+    whether all-reduce ends lowest. kind: what the members are called."""
     sentences = []
     for members in dict.fromkeys(row["members"] for row in rows):
         by_method = {row["method"]: row for row in rows if row["members"] == members}
+        if lost := [method for method, row in by_method.items() if row["test_loss"] is None]:
+            sentences.append(f"{members} {kind}: {', '.join(lost)} diverged with every seed")
+        by_method = {method: row for method, row in by_method.items() if method not in lost}
         gossip = [by_method[name] for name in ("push-gossip", "pull-gossip") if name in by_method]
         if "all-reduce" not in by_method or not gossip:
             continue

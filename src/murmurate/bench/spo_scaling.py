@@ -37,7 +37,7 @@ from murmurate.strategies.local_sgd import LocalSGD
 NAME = "spo-scaling"
 SUMMARY = "seconds per update of SPO with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
 
-# agent -> what it observes and does, and number of transitions in each learner's replay
+# agent -> what it observes and does, and least number of transitions in each learner's replay
 _CASES = {
     "dqn": (EnvSpec("seventeen numbers", (17,), torch.float32, actions=6), 2**17),
     "dqn-images": (EnvSpec("images", (4, 84, 84), torch.uint8, actions=6), 2**11),
@@ -82,9 +82,17 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
     ``scaling_factor`` is relative to the number of learners, ``scaling_factor_of_cores`` to the smaller of
     learners and cores. ``parallel_apex_scaling_factor`` is that of data-parallel Ape-X by eq. 5.1, from the
     same parts; it does not count the moving of batches, which stay in one machine's memory here.
+
+    Raises Refusal without one learner, and for numbers of learners that do not divide the batch.
     """
     if 1 not in plan.learners:
         raise Refusal(f"learners are {plan.learners}, and all are compared with one learner: add 1.")
+    if uneven := [learners for learners in plan.learners if plan.batch % learners]:
+        common = math.lcm(*plan.learners)
+        raise Refusal(
+            f"{uneven[0]} learners cannot share a batch of {plan.batch} equally. Use --batch "
+            f"{math.ceil(plan.batch / common) * common}, or other --learners."
+        )
     cores = usable_cores()
     cases = [(count, period) for count in plan.learners for period in _periods(plan, count)]
     rounds: list[dict[tuple[int, int], _Case]] = []
@@ -278,7 +286,8 @@ def _learner(fabric: Fabric, period: int, size: int, plan: SPOScalingPlan) -> tu
     def replicate(name: str, *arguments: Any, **options: Any) -> Replica:
         return replicator.replicate(f"{name}, H={period}", *arguments, **options)
 
-    spec, count = _CASES[plan.agent]
+    spec, least = _CASES[plan.agent]
+    count = max(least, size)
     agent = _config(plan, size).build(Context(spec, replicate, seed=0))
     config = ReplayConfig(capacity=count, learning_starts=0)
     replay = cast(RowReplay, open_replay(config, spec, simulators=1, steps=1, discount=0.99, seed=0))
