@@ -86,7 +86,7 @@ def _jin_images(result: dict[str, Any]) -> Rows:
     return [
         (
             f"{row['members']} {kind}: {row['method']}",
-            {**row, "seeds": len(row["accuracies"]), "accuracy": statistics.fmean(row["accuracies"])},
+            {**row, "accuracy": statistics.fmean(row["accuracies"]) if row["accuracies"] else None},
         )
         for kind, rows in kinds.items()
         for row in rows
