@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
 from murmurate.cli.options import given, number_argument, option
-from murmurate.cli.plan_checks import check_link, check_options, check_outputs
+from murmurate.cli.plan_checks import check_apply, check_link, check_options, check_outputs
 from murmurate.cli.run_verbs import changed, recipe_run, report_end, train_fields
 from murmurate.cli.sweep import imported
 from murmurate.errors import Refusal, RunFailed, cause_of, quoted
@@ -94,6 +94,8 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     run = changed(recipe_run(options), options, rest, f"murmurate train {quoted(options.recipe)}")
     run.validate()
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
+    if options.apply:
+        check_apply(run)
     check_cycles(run, options.hosts, options.check)
     if options.target is not None or objective == "time":
         check_returns(run)

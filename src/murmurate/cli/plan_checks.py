@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from murmurate.errors import Refusal
+
+if TYPE_CHECKING:
+    from murmurate.training.run import Run
 
 # what --link, which makes no plan, has no use for
 _OF_PLANS = (
@@ -41,6 +45,19 @@ def check_options(options: argparse.Namespace, rest: Sequence[str]) -> None:
             "plan takes no --env. For a registered environment name the recipe: murmurate plan "
             "gym:CartPole-v1-a2c"
         )
+
+
+def check_apply(run: Run) -> None:
+    """Raise Refusal if ``--apply`` could not start what is planned for ``run``."""
+    from murmurate.launch import command_launcher
+
+    if run.launcher == "torchrun":
+        raise Refusal(
+            "--apply starts as many replicas as are best, and torchrun starts the replicas itself. Leave out "
+            "--apply, and start as many ranks as the command that plan prints has replicas; or leave out "
+            "--launcher."
+        )
+    command_launcher(run.launcher).check(run)
 
 
 def check_outputs(options: argparse.Namespace, profile: Path) -> None:
