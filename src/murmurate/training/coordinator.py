@@ -121,7 +121,7 @@ class Coordinator:
             self.stop(f"{self.run.minutes:g} minutes have passed")
         goal = self.run.stop_at_return
         if goal is not None and len(self.returns) == 100 and self.return_mean() >= goal:
-            self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
+            self.stop(self.run.return_reached)
 
     @property
     def should_end(self) -> bool:
