@@ -111,11 +111,14 @@ class Coordinator:
         total = self.run_state.total_env_steps()
         may_request = not (self._pending or self.is_admitting)
         if may_request and not self.run_state.stop_requested:
-            if total >= self._next_at_env_steps or self.recorder.seconds >= self._next_at_seconds:
+            is_due = total >= self._next_at_env_steps or self.recorder.seconds >= self._next_at_seconds
+            # in turn, if both are always due
+            after_snapshot = self.run_state.is_snapshot(self.run_state.checkpoint_requested)
+            if self.evaluator.is_due(total) and not (is_due and after_snapshot):
+                self._request(snapshot=True)
+            elif is_due:
                 self._next_at_env_steps = self._next_checkpoint_after(total)
                 self._request()
-            elif self.evaluator.is_due(total):
-                self._request(snapshot=True)
         self._take_evaluation(self.evaluator.poll())
         if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
             self.stop(f"{self.run.minutes:g} minutes have passed")
@@ -233,10 +236,7 @@ class Coordinator:
             return
         self._pending = 0
         if self._complete(name):
-            if snapshot:
-                self._begin_evaluation(name)
-            else:
-                self._commit(name)
+            (self._begin_evaluation if snapshot else self._commit)(name)
         if not snapshot:
             self._next_at_seconds = self._seconds_of_next_checkpoint()
         # the folders of checkpoints that were given up: no replica writes to them any more
