@@ -173,8 +173,8 @@ def test_a_crash_while_the_best_is_replaced_costs_neither_it_nor_its_score(
     folder = tmp_path / "run"
     shutil.copytree(evaluated, folder)
     checkpoints = folder / "checkpoints"
-    # the best of the run may be from before its first episode ended, without a mean of returns
-    checkpoint.keep_as_best(checkpoints, checkpoints / "last", score=5.0)
+    # the run is too short for a mean of 100 returns
+    checkpoint.keep_as_best(checkpoints, checkpoints / "last", score=5.0, best=20.0)
     best = checkpoint.read_manifest(checkpoints / "best")
     (checkpoints / "best").rename(checkpoints / ".old-best")  # between the two renames of ``keep_as_best``
     assert evaluate_folder(a_run(), folder, which="best", count=1)["episodes"] == 1
