@@ -271,6 +271,17 @@ def test_the_first_host_keeps_the_link_to_the_other_one(
     assert (kept.links, kept.recipes) == ({"network": Link(5e-5, 1.25e9)}, load(PROFILE).recipes)
 
 
+@pytest.mark.parametrize(
+    "word", ["--watts=20", "--target=0", "--profile", "--hosts=2", "--simulators=4", "--json"]
+)
+def test_what_the_measurement_of_the_link_would_ignore_is_refused(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(link, "measure", lambda: None)
+    assert main(["plan", "cartpole-a2c", "--link", word]) == 2
+    assert f"makes no plan: leave out {word.partition('=')[0]}." in capsys.readouterr().err
+
+
 def test_a_target_asks_for_the_time_to_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     run = recipe("cartpole-a2c")
     exponents = dict.fromkeys(learning.FACTORS, 0.5)

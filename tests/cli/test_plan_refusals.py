@@ -90,3 +90,14 @@ def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(
     assert main([*words, "--out", str(tmp_path / "new")]) == 2
     assert "Add --apply" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_training_that_cannot_start_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(measure, "add_variants", lambda *_: pytest.fail("measured"))
+    words = ["plan", "cartpole-a2c", "--profile", "--apply", "--launcher"]
+    assert main([*words, "torchrun"]) == 2
+    assert "torchrun starts the replicas itself. Leave out --apply" in capsys.readouterr().err
+    assert main([*words, "local", "--compression", "int8", "--strategy", "gala"]) == 2
+    assert "where vectors are not sent. Leave it out" in capsys.readouterr().err

@@ -43,15 +43,16 @@ def test_all_start_alive_and_at_zero(pair: tuple[StoreRunState, StoreRunState]) 
         assert not run_state.stop_requested
 
 
-def test_all_begin_with_the_env_steps_of_the_checkpoint(store: TCPStore) -> None:
+def test_all_begin_with_the_counts_of_the_checkpoint(store: TCPStore) -> None:
     """Also those of rank 2, whose process is to join later: the leader writes for it."""
-    steps = [300, 200, 100]
-    with closing(StoreRunState(3, authenticated(store), [0, 2], leads=True, env_steps=steps)) as leader:
+    counts = [(300, 3), (200, 2), (100, 1)]
+    with closing(StoreRunState(3, authenticated(store), [0, 2], leads=True, counts=counts)) as leader:
         assert leader.total_env_steps() == 600
-        with closing(StoreRunState(3, authenticated(store), [1], leads=False, env_steps=steps)) as other:
+        with closing(StoreRunState(3, authenticated(store), [1], leads=False, counts=counts)) as other:
             assert other.total_env_steps() == 600
             leader.exchange()
             assert leader.total_env_steps() == 600
+            assert [leader.clock(rank) for rank in range(3)] == [3, 2, 1]
 
 
 def test_each_sees_what_the_others_write(pair: tuple[StoreRunState, StoreRunState]) -> None:

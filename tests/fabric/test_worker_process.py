@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import pickle
+import resource
 import signal
 import struct
 import subprocess
@@ -20,6 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
+from murmurate.errors import Refusal
+from murmurate.fabric.processes import process_handle, spawn
 from murmurate.fabric.processes.fork_server import own_folder
 from murmurate.fabric.processes.report import send_report
 from murmurate.fabric.processes.spawn import (
@@ -84,6 +87,23 @@ def test_a_report_of_any_size_arrives_before_the_wait_for_it_ends() -> None:
 def test_a_failure_by_too_many_open_files_says_how_to_raise_their_limit() -> None:
     failed = Exit.failed(OSError(errno.EMFILE, "Too many open files"))
     assert failed.error.endswith("Too many open files; raise their limit: ulimit -n 4096")
+
+
+def test_more_workers_than_files_may_be_opened_for_are_refused_before_any_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(spawn, "fork_server", lambda preload: pytest.fail("started"))
+    with pytest.raises(Refusal, match=r"processes need at least .* open files.* or use fewer replicas"):
+        WorkerProcesses(soft // 4)
+
+
+def test_each_worker_takes_as_many_open_files_as_are_counted_before() -> None:
+    with WorkerProcesses(2) as workers:
+        workers.start(0, take_signals)  # what all need is open then
+        before = psutil.Process().num_fds()
+        workers.start(1, take_signals)
+        assert psutil.Process().num_fds() - before == process_handle._FILES_OF_PROCESS
 
 
 def test_a_report_that_comes_just_before_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

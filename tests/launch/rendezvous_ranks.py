@@ -22,7 +22,7 @@ def around(server: TCPStore, rank: int, size: int = 2) -> Environment:
 
 
 def job(ranks: Rendezvous, folder: str) -> JobSpec:
-    resume = Resume(Path(folder) / "last", {0: 0, 1: 0}, {"env_steps": 7}, 3.0)
+    resume = Resume(Path(folder) / "last", {0: 0, 1: 0}, {"env_steps": 7, "replicas": 0}, 3.0)
     return JobSpec("test", ranks.epoch, 2, ranks.offer, 0.0, folder=folder, resume=resume)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import TCPStore
 
 from launch.rendezvous_ranks import around, in_thread, job, needs_proc
@@ -21,6 +22,8 @@ from murmurate.launch.addresses import own_address
 from murmurate.launch.host_memory import Process
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, write_proof
 from murmurate.launch.rendezvous import Environment, Rendezvous
+from murmurate.training.checkpoint import write_part
+from murmurate.training.worker_context import Resume
 from waiting import DEADLINE_SECONDS, until
 
 pytestmark = needs_proc
@@ -43,6 +46,21 @@ def test_the_leaders_announcement_reaches_the_others_and_its_code_ends_them(serv
     code = in_thread(lambda: one.await_dismissal(lambda: False))
     leader.dismiss(143)
     assert code() == 143
+
+
+def test_replicas_count_from_the_checkpoint_before_they_have_read_their_parts(
+    server: TCPStore, tmp_path: Path
+) -> None:
+    """As a run that is stopped before that has a summary, too. Replica 1, which had died, takes part 0."""
+    leader = Rendezvous(around(server, 0, size=1))
+    leader.gather()
+    write_part(tmp_path / "last", 0, {"env_steps": 30, "updates": 3, "x": torch.zeros(1)})
+    resume = Resume(tmp_path / "last", {0: 0, 1: 0}, {"replicas": 2, "replica_env_steps": [30, 20]}, 3.0)
+    spec = dataclasses.replace(job(leader, str(tmp_path)), resume=resume)
+    host = MemberHost(spec, leader.store, [0], leads=True, address="127.0.0.1")
+    counts = [(host.run_state.env_steps(rank), host.run_state.clock(rank)) for rank in (0, 1)]
+    host.close()
+    assert counts == [(30, 3), (20, 3)]
 
 
 def test_the_leader_does_not_wait_for_the_answer_of_a_rank_that_has_ended(server: TCPStore) -> None:

@@ -16,6 +16,7 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.training import checkpoint
 from murmurate.training.checkpoint import write_part
 from murmurate.training.coordinator import Coordinator
+from murmurate.training.evaluator import best_mean
 from murmurate.training.worker_context import FINAL, FINAL_REQUEST, Resume, staging
 
 
@@ -141,6 +142,30 @@ def test_parts_of_a_checkpoint_that_was_never_whole_are_cleared_at_the_next_star
     again = Coordinator(coordinator.run, tmp_path, coordinator.run_state, time.monotonic())
     assert list((tmp_path / "checkpoints").iterdir()) == []
     again.close()
+
+
+def test_the_best_checkpoint_is_that_of_the_best_hundred_returns_or_else_the_newest(
+    coordinator: Coordinator,
+) -> None:
+    """Where a success ends an episode, the first few that end are successes."""
+    best = coordinator.checkpoints / "best"
+
+    def kept(number: int, *returns: float) -> int | None:
+        """The checkpoint that is the best after ``number``, before which these episodes ended."""
+        coordinator.returns.extend(returns)
+        for rank in range(2):
+            _part(coordinator, str(number), rank, number)
+        coordinator._commit(str(number))
+        return checkpoint.read_manifest(best)["env_steps"] // 2 if best.exists() else None
+
+    assert kept(1) is None
+    assert kept(2, 1.0) == 2
+    assert kept(3, 0.0) == 3
+    assert kept(4, *[0.5] * 98) == 4
+    assert kept(5, *[0.0] * 50) == 4
+    assert kept(6, *[0.9] * 100) == 6
+    assert kept(7, *[0.8] * 100) == 6
+    assert best_mean(coordinator.checkpoints) == pytest.approx(0.9)
 
 
 def test_a_best_checkpoint_that_was_set_aside_is_back_at_the_next_start(

@@ -134,6 +134,27 @@ def test_a_confusion_matrix_is_in_no_record(tmp_path: Path) -> None:
     assert "confusion" not in record
 
 
+def test_checkpoints_and_evaluations_that_are_always_due_are_made_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a learner makes more env steps while a checkpoint is saved than are between two."""
+    timed = Timed(tmp_path / "run", evaluate_every_env_steps=10, checkpoint_every_env_steps=10)
+    run_state, evaluator = timed.run_state, timed.coordinator.evaluator
+    monkeypatch.setattr(evaluator, "begin", lambda snapshot: evaluator.begin_at(snapshot.env_steps))
+    are_snapshots = []
+    for step in range(1, 7):
+        run_state.advance(0, 1000 * step, step)
+        timed.coordinator.poll()
+        number = run_state.checkpoint_requested
+        are_snapshots.append(run_state.is_snapshot(number))
+        for rank in range(2):
+            state = {"env_steps": 50, "updates": 5, "x": torch.ones(1)}
+            write_part(staging(timed.coordinator.folder, str(number)), rank, state)
+            run_state.mark_saved(rank, number)
+    timed.coordinator.close()
+    assert are_snapshots == [False, True] * 3
+
+
 def test_after_a_resume_a_worse_snapshot_does_not_replace_the_best(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(a_run(updates=31), folder)
@@ -152,8 +173,8 @@ def test_a_crash_while_the_best_is_replaced_costs_neither_it_nor_its_score(
     folder = tmp_path / "run"
     shutil.copytree(evaluated, folder)
     checkpoints = folder / "checkpoints"
-    # the best of the run may be from before its first episode ended, without a mean of returns
-    checkpoint.keep_as_best(checkpoints, checkpoints / "last", score=5.0)
+    # the run is too short for a mean of 100 returns
+    checkpoint.keep_as_best(checkpoints, checkpoints / "last", score=5.0, best=20.0)
     best = checkpoint.read_manifest(checkpoints / "best")
     (checkpoints / "best").rename(checkpoints / ".old-best")  # between the two renames of ``keep_as_best``
     assert evaluate_folder(a_run(), folder, which="best", count=1)["episodes"] == 1

@@ -132,6 +132,23 @@ def test_a_run_that_has_reached_its_end_is_left_alone(
     assert (folder / "run.json").read_bytes() != before["run.json"]
 
 
+def test_a_run_that_has_reached_its_return_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    words = ["--launcher", "inline", "--stop-at-return", "1", "--env-steps", "20000", "--eval-episodes", "1"]
+    assert main(["train", "cartpole-a2c", *words, "--out", str(folder)]) == 0
+    before = content(folder)
+    capsys.readouterr()
+    assert main(["resume", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "has finished: the mean return of the last 100 training episodes reached 1. To go on, give" in said
+    assert content(folder) == before
+    assert main(["resume", str(folder), "--stop-at-return", "none", "--env-steps", "5000"]) == 0
+    after = json.loads((folder / "summary.json").read_text())
+    assert after["env_steps"] >= 5000 > json.loads(before["summary.json"])["env_steps"]
+
+
 def test_the_end_of_a_run_is_told_in_its_unit(tmp_path: Path) -> None:
     run = altered(recipe("cartpole-a2c"), launcher="inline", updates=4, simulators=2, eval_episodes=1)
     newest = train(run, tmp_path / "run").folder / "checkpoints" / "last"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
 from murmurate.cli.options import given, number_argument, option
+from murmurate.cli.plan_checks import check_apply, check_link, check_options, check_outputs
 from murmurate.cli.run_verbs import changed, recipe_run, report_end, train_fields
 from murmurate.cli.sweep import imported
 from murmurate.errors import Refusal, RunFailed, cause_of, quoted
@@ -86,31 +87,21 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.mapping.search import search
 
     if options.link:
-        if options.apply or options.check or options.json or options.page is not None:
-            raise Refusal("--link only measures: leave out --apply, --check, --json and --page.")
+        check_link(options, rest)
         return _measure_link(options.on or PROFILE)
-    for verb, does in (("check", "runs configurations"), ("apply", "trains")):
-        if options.hosts > 1 and getattr(options, verb):
-            raise Refusal(f"--{verb} {does} on this host, and the plan is for several. Leave out --hosts.")
-    if options.check and options.on is not None:
-        raise Refusal("--check runs the candidates here, and --on is of a machine that need not be this one.")
-    if options.out is not None and not options.apply:
-        raise Refusal("--out is the run folder of --apply. Add --apply, or leave --out out.")
-    if any(word.partition("=")[0] == "--env" for word in rest):
-        raise Refusal(
-            "plan takes no --env. For a registered environment name the recipe: murmurate plan "
-            "gym:CartPole-v1-a2c"
-        )
+    check_options(options, rest)
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
     run = changed(recipe_run(options), options, rest, f"murmurate train {quoted(options.recipe)}")
     run.validate()
     pilot_run(run)  # refuses what is not modelled, before it is said that something is measured
+    if options.apply:
+        check_apply(run)
     check_cycles(run, options.hosts, options.check)
     if options.target is not None or objective == "time":
         check_returns(run)
     shorter, names = objective == "time", options.strategies
     strategies = strategies_of(run, shorter=shorter) if names is None else named_strategies(run, names)
-    _check_outputs(options)
+    check_outputs(options, options.on or PROFILE)
     with _alone():
         profile = _profile(run, options, objective, strategies)
     if (assumed := assumption(run)) is not None:
@@ -147,22 +138,6 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         for sentence in advice(best, profile, options.hosts):
             print(sentence)
     return _apply(best, options) if options.apply else 0
-
-
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Raises Refusal for a page or a run folder that cannot be written, before anything is measured."""
-    from murmurate.training.run_folder import claim, unclaim
-
-    page: Path | None = options.page
-    if page is not None and page.resolve() == (options.on or PROFILE).resolve():
-        raise Refusal(f"--page would write over {page}, which holds the measured costs. Name another file.")
-    if page is not None and (page.is_dir() or not page.parent.is_dir()):
-        wrong = f"{page} is a folder" if page.is_dir() else f"there is no folder {page.parent}"
-        raise Refusal(f"--page names the file to write, and {wrong}. Name a file in a folder that is there.")
-    if options.out is not None:
-        existed = options.out.exists()
-        claim(options.out)
-        unclaim(options.out, existed)
 
 
 def command(run: Run, best: Candidate, words: Sequence[str], hosts: int = 1) -> str:

@@ -48,7 +48,7 @@ class Inline(Launcher):
         run_state = RunState(run.members)
         run_state.open()
         if resume is not None:
-            resume.set_counts(run_state)
+            run_state.set_counts(resume.counts())
         started_at = time.monotonic()
         coordinator = Coordinator(run, folder, run_state, started_at, resume, in_process=True)
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)

@@ -133,24 +133,19 @@ class MemberHost:
         self._fabrics: list[NetworkFabric] = []
         same_clock = spec.leader.host == this_host()
         self.started_at = spec.started_at if same_clock else time.monotonic() - spec.elapsed_seconds
-        # totals must not fall back to zero while members read their parts of a checkpoint
-        manifest = {} if spec.resume is None else spec.resume.manifest
-        env_steps = [int(steps) for steps in manifest.get("replica_env_steps") or ()][: spec.members]
+        counts = [] if spec.resume is None else spec.resume.counts()
         self.run_state: RunState
         if spec.offer is not None:
             self.run_state = open_run_state(self._memory_file(spec.offer), spec.members)
             if leads:
                 self.run_state.open()
-                for rank, steps in enumerate(env_steps):
-                    self.run_state.set_env_steps(rank, steps)
+                self.run_state.set_counts(counts)
         else:
             place = f"murmurate/{spec.run_id}/{spec.epoch}"
             own_store = PrefixStore("run_state", store).clone()  # type: ignore[attr-defined]
             try:
                 authenticated_store = AuthenticatedStore(own_store, place, self._secret())
-                self.run_state = StoreRunState(
-                    spec.members, authenticated_store, mine, leads, env_steps=env_steps
-                )
+                self.run_state = StoreRunState(spec.members, authenticated_store, mine, leads, counts=counts)
             except Unauthentic as problem:
                 raise Refusal(f"{problem}. {SET_IT}") from problem
 

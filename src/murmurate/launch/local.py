@@ -40,7 +40,7 @@ class Local(Launcher):
             started_at = time.monotonic()
             (folder / "logs").mkdir(exist_ok=True)
             if resume is not None:
-                resume.set_counts(workers.run_state)
+                workers.run_state.set_counts(resume.counts())
             coordinator = Coordinator(run, folder, workers.run_state, started_at, resume)
             work = functools.partial(
                 run_replica,

@@ -291,7 +291,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         raise Refusal("a wrapped optimizer takes no further parameters: add the group before wrapping")
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in the format of the plain optimizer, which can load it."""
+        """The state in the format of the plain optimizer, which can load it. On parts of a replica but the
+        first, which make no steps of their own, it has no moments."""
         replica = self.replica
         saved = replica.state()["optimizer"]
         groups, state, first_index = [], {}, 0

@@ -159,7 +159,7 @@ class Monitor:
         elif (goal := run.stop_at_return) is not None and self._return_mean() >= goal:
             if not self.stopped_because and self.env_steps > self._recorded_steps:
                 self.record()  # so that a report finds the return, which may fall again before the last line
-            self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
+            self.stop(run.return_reached)
 
     def _return_mean(self) -> float:
         """The mean return of the last 100 training episodes; -inf before there are 100."""

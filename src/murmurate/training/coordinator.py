@@ -111,17 +111,19 @@ class Coordinator:
         total = self.run_state.total_env_steps()
         may_request = not (self._pending or self.is_admitting)
         if may_request and not self.run_state.stop_requested:
-            if total >= self._next_at_env_steps or self.recorder.seconds >= self._next_at_seconds:
+            is_due = total >= self._next_at_env_steps or self.recorder.seconds >= self._next_at_seconds
+            # in turn, if both are always due
+            after_snapshot = self.run_state.is_snapshot(self.run_state.checkpoint_requested)
+            if self.evaluator.is_due(total) and not (is_due and after_snapshot):
+                self._request(snapshot=True)
+            elif is_due:
                 self._next_at_env_steps = self._next_checkpoint_after(total)
                 self._request()
-            elif self.evaluator.is_due(total):
-                self._request(snapshot=True)
         self._take_evaluation(self.evaluator.poll())
         if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
             self.stop(f"{self.run.minutes:g} minutes have passed")
-        goal = self.run.stop_at_return
-        if goal is not None and len(self.returns) == 100 and self.return_mean() >= goal:
-            self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
+        if self.run.stop_at_return is not None and self.return_mean(100) >= self.run.stop_at_return:
+            self.stop(self.run.return_reached)
 
     @property
     def should_end(self) -> bool:
@@ -183,8 +185,8 @@ class Coordinator:
             {"event": name, "message": message, "time_seconds": round(self.recorder.seconds, 3), **fields}
         )
 
-    def return_mean(self) -> float:
-        return sum(self.returns) / len(self.returns) if self.returns else float("nan")
+    def return_mean(self, least: int = 1) -> float:
+        return sum(self.returns) / len(self.returns) if len(self.returns) >= least else float("nan")
 
     def _follow_folder(self) -> None:
         """If the run folder was moved, stop the run and write the rest at the new path. Raises FolderGone."""
@@ -233,10 +235,7 @@ class Coordinator:
             return
         self._pending = 0
         if self._complete(name):
-            if snapshot:
-                self._begin_evaluation(name)
-            else:
-                self._commit(name)
+            (self._begin_evaluation if snapshot else self._commit)(name)
         if not snapshot:
             self._next_at_seconds = self._seconds_of_next_checkpoint()
         # the folders of checkpoints that were given up: no replica writes to them any more
@@ -300,10 +299,11 @@ class Coordinator:
 
     def _commit(self, name: str) -> None:
         self._read_records()
-        mean, fields = self.return_mean(), self._manifest_fields(name)
+        mean, fields = self.return_mean(100), self._manifest_fields(name)
         checkpoint.commit(self.checkpoints, staging(self.folder, name), fields)
-        is_better = mean > self.best
-        self.best = mean if is_better else self.best  # unchanged if the mean is NaN
+        # before there are 100 returns the newest is the best: episodes that end first are not like others
+        is_better = mean > self.best or (self.best == -math.inf and bool(self.returns))
+        self.best = max(self.best, mean)  # the former if the mean is NaN
         # if evaluations choose the best checkpoint, training returns do not
         if is_better and not (self.run.evaluate_every_env_steps and self.run.evaluation.plays):
             checkpoint.keep_as_best(self.checkpoints)
@@ -312,7 +312,7 @@ class Coordinator:
 
     def _manifest_fields(self, name: str) -> dict[str, Any]:
         """The fields, beside the digests, of the manifest of the parts in a staging folder."""
-        best = max(self.best, self.return_mean())  # the former if the mean is NaN
+        best = max(self.best, self.return_mean(100))  # the former if the mean is NaN
         saved = checkpoint.parts(staging(self.folder, name))
         counts = [
             checkpoint.env_steps(staging(self.folder, name), rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,13 @@ def reached_end(run: Run, newest: Path) -> str:
             more = f"To go on, give more with --{option} (in Python: {name})"
             return f"it has reached its end of {goal:,} {unit}. {more}"
     return ""
+
+
+def reached_return(run: Run, summary: Mapping[str, Any]) -> str:
+    """As ``reached_end``, of the return at which ``run`` ends. summary: of its end."""
+    if run.stop_at_return is None or summary.get("stopped_because") != run.return_reached:
+        return ""
+    return f"{run.return_reached}. To go on, give more with --stop-at-return (in Python: stop_at_return)"
 
 
 def _made(run: Run, newest: Path) -> dict[str, float]:

@@ -168,6 +168,11 @@ class Run:
         """What ``env_steps`` counts."""
         return self.world.unit
 
+    @property
+    def return_reached(self) -> str:
+        """Why a run stops at ``stop_at_return``, as its summary says; a resume knows the end by it."""
+        return f"the mean return of the last 100 training episodes reached {self.stop_at_return:g}"
+
     def planned_updates(self) -> int | None:
         """Updates per replica over the whole run, for schedules; None if only time ends the run."""
         batches = self.source.batches(self)

@@ -32,7 +32,12 @@ from murmurate.training.restore import (
     warn_of_other_classes,
     without_initial,
 )
-from murmurate.training.resumed_settings import reached_end, refuse_changes, refuse_past_ends
+from murmurate.training.resumed_settings import (
+    reached_end,
+    reached_return,
+    refuse_changes,
+    refuse_past_ends,
+)
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, claim_new, has_begun, locked, unclaim, write_run
 from murmurate.training.summary import summarize
@@ -288,7 +293,7 @@ def _end_of_reached(run: Run, folder: Path, newest: Path) -> Finish | None:
     summary, headline = _finished_summary(folder), run.evaluation.headline
     if summary is None or headline is None or summary.get(headline.metric) is None:
         return None
-    if not (end := reached_end(run, newest)):
+    if not (end := reached_end(run, newest) or reached_return(run, summary)):
         return None
     return _end_told(f"{folder} holds a run that has finished: {end}", summary, folder, run)
 

@@ -92,14 +92,17 @@ class Resume:
     def part(self, rank: int) -> Restored:
         return Restored.read(self.checkpoint, rank, self.parts[rank])
 
-    def set_counts(self, run_state: RunState) -> None:
-        """Let the counts of the replicas begin where they were saved: a run may end before its replicas have
-        read their parts."""
-        counts = self.manifest.get("replica_env_steps")
-        for rank in range(self.manifest["replicas"]):
-            part = self.parts[rank]
-            steps = env_steps(self.checkpoint, part) if counts is None else counts[rank]
-            run_state.set_counts(rank, int(steps), updates(self.checkpoint, part))
+    def counts(self) -> list[tuple[int, int]]:
+        """Env steps and updates of each replica, by rank, at which it goes on. Raises Refusal if a part is
+        unreadable."""
+        saved = self.manifest.get("replica_env_steps")
+        return [
+            (
+                env_steps(self.checkpoint, self.parts[rank]) if saved is None else int(saved[rank]),
+                updates(self.checkpoint, self.parts[rank]),
+            )
+            for rank in range(self.manifest["replicas"])
+        ]
 
 
 @dataclass

@@ -29,7 +29,7 @@ class StoreRunState(RunState):
     """The run state of ``size`` members in one process, which writes the columns of its own ranks, ``mine``.
 
     leads: this process also writes the launcher's cells (stop, checkpoint, which members are alive).
-    env_steps: by rank, those of the checkpoint that the members go on from.
+    counts: see ``set_counts``.
     store: must have a connection of its own (a clone of the c10d store), as other waits on the same
     connection would delay the run state.
 
@@ -44,7 +44,7 @@ class StoreRunState(RunState):
         mine: Sequence[int],
         leads: bool,
         deadline_seconds: float = 60.0,
-        env_steps: Sequence[int] = (),
+        counts: Sequence[tuple[int, int]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         cells = np.zeros(self.cells_needed(size), dtype=np.int64)
@@ -65,8 +65,7 @@ class StoreRunState(RunState):
         self._thread: threading.Thread | None = None
         if leads:
             self.open()
-        for rank, steps in enumerate(env_steps):
-            self.set_env_steps(rank, steps)
+        self.set_counts(counts)
         if leads:
             for rank in self._theirs:  # until its own process writes this column
                 self._store.set(_column(rank), np.append(self._rows[MEMBER_ROWS, rank], 0).tobytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import threading
@@ -14,6 +15,10 @@ import psutil
 
 from murmurate.errors import Refusal
 from murmurate.native.system_calls import pidfd_open, pidfd_send_signal
+
+# open files that a process costs the one that starts it: two by which each learns of the other's end, a pipe
+# for its report, and its handle
+_FILES_OF_PROCESS = 4
 
 
 def is_stopped(pid: int | None) -> bool:
@@ -93,6 +98,17 @@ def refuse_without_handles() -> None:
             f"Processes cannot be watched for their end here: {what} failed ({error}). Use a newer system, "
             "or for a run --launcher inline, which starts no processes."
         ) from error
+
+
+def refuse_too_few_files(processes: int) -> None:
+    """Raises Refusal if this process may not open as many files as it needs to start ``processes`` more."""
+    needed = psutil.Process().num_fds() + processes * _FILES_OF_PROCESS
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and needed > allowed:
+        raise Refusal(
+            f"{processes} processes need at least {needed:,} open files, and {allowed:,} are allowed. Raise "
+            f"the limit (ulimit -n {1 << needed.bit_length()}), or use fewer replicas."
+        )
 
 
 def _queue_of_end(pid: int) -> Any:

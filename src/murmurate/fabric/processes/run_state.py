@@ -85,14 +85,11 @@ class RunState:
         self._rows[_CLOCK, rank] = clock
         self.heartbeat(rank)
 
-    def set_env_steps(self, rank: int, env_steps: int) -> None:
-        """Set a count from a checkpoint, without a heartbeat: the replica is still being built."""
-        self._rows[_ENV_STEPS, rank] = env_steps
-
-    def set_counts(self, rank: int, env_steps: int, clock: int) -> None:
-        """Like ``set_env_steps``, for both counts."""
-        self.set_env_steps(rank, env_steps)
-        self._rows[_CLOCK, rank] = clock
+    def set_counts(self, counts: Sequence[tuple[int, int]]) -> None:
+        """Let env steps and updates of the replicas, by rank, begin where a checkpoint has them: totals must
+        not fall back to zero while replicas read their parts, and a run may end before they have."""
+        for rank, (env_steps, clock) in enumerate(counts):
+            self._rows[_ENV_STEPS, rank], self._rows[_CLOCK, rank] = env_steps, clock
 
     def heartbeat(self, rank: int, working: bool = True) -> None:
         """Show that this process is neither stopped nor stuck: call it while working and while waiting.

@@ -46,6 +46,7 @@ from murmurate.fabric.processes.process_handle import (
     ProcessHandle,
     end_forked_processes_with_this_one,
     is_stopped,
+    refuse_too_few_files,
     refuse_without_handles,
 )
 from murmurate.fabric.processes.report import ReportReader, send_report
@@ -214,6 +215,7 @@ class WorkerProcesses:
     def __init__(self, size: int, preload: Sequence[str] = PRELOADED_BY_RUNS) -> None:
         self.size = size
         refuse_without_handles()
+        refuse_too_few_files(size)
         self._context = fork_server(preload)
         self.memory_file = SharedMemoryFile.create()
         self.run_state = open_run_state(self.memory_file, size)
