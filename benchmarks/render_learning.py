@@ -69,7 +69,7 @@ def _gan(result: dict[str, Any]) -> Rows:
     """By total batch; statistics are the kinds of batch statistics (one replica has only its own)."""
     return [
         (
-            f"{row['total_batch']}",
+            f"{row['total_batch']}{_diverged(row)}",
             {
                 **row,
                 "statistics": ", ".join(row["batch_norm"]) if row["replicas"] > 1 else "one replica",

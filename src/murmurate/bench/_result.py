@@ -64,6 +64,11 @@ def spreads(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return {key: spread([row[key] for row in rows]) for key in rows[0]}
 
 
+def mean(values: Sequence[float]) -> float | None:
+    """None without values, as where all runs diverged."""
+    return statistics.fmean(values) if values else None
+
+
 def median(values: Sequence[float]) -> float:
     return float(statistics.median(values))
 

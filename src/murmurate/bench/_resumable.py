@@ -20,7 +20,7 @@ from typing import Any
 
 from murmurate.bench import _commands
 from murmurate.bench._racer import temporary_folder
-from murmurate.bench._result import Log, format_number
+from murmurate.bench._result import Log, format_number, mean
 from murmurate.errors import RunFailed
 from murmurate.record.report import report
 from murmurate.record.stored import read_object, write_json
@@ -156,7 +156,7 @@ def returns(runs: Sequence[Summary]) -> dict[str, Any]:
     None where there are too few; ``diverged``: number of the others; ``hours``: of all."""
     finite = [float(run["eval_return_mean"]) for run in runs if not diverged(run)]
     return {
-        "mean": statistics.fmean(finite) if finite else None,
+        "mean": mean(finite),
         "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
         "returns": finite,
         "diverged": len(runs) - len(finite),

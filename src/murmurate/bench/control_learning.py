@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from murmurate.bench import _commands, _resumable
-from murmurate.bench._result import Log
+from murmurate.bench._result import Log, mean
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.ranges import NonNegativeInt, PositiveInt
@@ -206,7 +206,7 @@ def _row(
         "reached": published
         and not diverged_seeds
         and statistics.fmean(compared) >= published[0] - published[1],
-        "sb3_mean": statistics.fmean(theirs) if theirs else None,
+        "sb3_mean": mean(theirs),
         "sb3_returns": list(theirs),
         "welch_p": None if diverged_seeds else _welch(figures["returns"], theirs),
     }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench._cache import cached_run
-from murmurate.bench._result import Log, spread
+from murmurate.bench._result import Log, mean, spread
 from murmurate.ranges import PositiveInt, Seconds
 from murmurate.record import groups
 from murmurate.record.runs import RecordedRun
@@ -69,7 +68,7 @@ def _row(name: str, replicas: int, cartpole: list[RecordedRun], pong: RecordedRu
         "strategy": name,
         "replicas": replicas,
         "cartpole_eval_return": over_seeds("eval_return_mean"),
-        "cartpole_waiting_share": statistics.fmean(waiting_shares) if waiting_shares else None,
+        "cartpole_waiting_share": mean(waiting_shares),
         "cartpole_staleness_max": over_seeds("staleness_max"),
         "cartpole_disagreement_final": over_seeds("disagreement_final"),
         "cartpole_bytes": over_seeds("bytes_exchanged"),

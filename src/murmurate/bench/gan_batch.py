@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from murmurate.bench import _resumable
-from murmurate.bench._result import Log
+from murmurate.bench._result import Log, mean
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, PositiveInt
@@ -177,7 +177,7 @@ def rows(plan: GanBatchPlan, summaries: Mapping[Key, Summary]) -> list[dict[str,
         }
         for name in _FIGURES:
             values = [float(run[name]) for run in finite.values()]
-            row[name] = {"mean": statistics.fmean(values) if values else None, "of_seeds": values}
+            row[name] = {"mean": mean(values), "of_seeds": values}
         table.append(
             {
                 **row,

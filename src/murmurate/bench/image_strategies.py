@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _resumable
-from murmurate.bench._result import Log
+from murmurate.bench._result import Log, mean
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import unknown
 from murmurate.ranges import PositiveInt
@@ -102,7 +102,7 @@ def row(strategy: str, runs: list[Summary]) -> dict[str, Any]:
     accuracies = [float(run["accuracy"]) for run in finite]
     return {
         "strategy": strategy,
-        "accuracy": statistics.fmean(accuracies) if accuracies else None,
+        "accuracy": mean(accuracies),
         "deviation": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         "accuracies": accuracies,
         "test_losses": [run["test_loss"] for run in finite],

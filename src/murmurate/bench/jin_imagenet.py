@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, cast
 from murmurate.bench import _resumable, _simulated, _simulated_images
 from murmurate.bench._cache import cached_value
 from murmurate.bench._jin_figure import TrainingCurve, draw
-from murmurate.bench._result import Log
+from murmurate.bench._result import Log, mean
 from murmurate.bench._resumable import ResumableRun
 from murmurate.bench._simulated_images import NetCosts
 from murmurate.errors import Refusal, RunFailed, unknown
@@ -263,16 +262,12 @@ def row(members: int, method: str, curves: Sequence[TrainingCurve]) -> dict[str,
         "members": members,
         "method": method,
         "seeds": len(matching),
-        "seconds": _mean([curve.points[-1]["seconds"] for curve in matching]),
-        "early_loss": _mean(early),
-        "test_loss": _mean(losses),
+        "seconds": mean([curve.points[-1]["seconds"] for curve in matching]),
+        "early_loss": mean(early),
+        "test_loss": mean(losses),
         "test_losses": losses,
         "accuracies": [curve.points[-1]["accuracy"] for curve in matching],
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def verdict(rows: Sequence[dict[str, Any]], kind: str = "members") -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _resumable
-from murmurate.bench._result import Log
+from murmurate.bench._result import Log, mean
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import unknown
 from murmurate.ranges import NonNegativeInt, PositiveInt
@@ -155,15 +155,11 @@ def _row(
         "agent": agent,
         "env_steps": next(iter(runs.values())).ends[-1],
         **_resumable.returns(final),
-        "policy_updates": _mean([summary["updates"] for summary in ended.values()]),
-        "imagined_transitions": _mean([_last(run, "imagined_transitions") for run in recorded]),
-        "model_error": _mean([_last(run, "model_error") for run in recorded]),
+        "policy_updates": mean([summary["updates"] for summary in ended.values()]),
+        "imagined_transitions": mean([_last(run, "imagined_transitions") for run in recorded]),
+        "model_error": mean([_last(run, "model_error") for run in recorded]),
         "curve": _curve(recorded),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def _last(run: RecordedRun, key: str) -> float:
