@@ -113,6 +113,11 @@ COLUMNS: dict[str, Columns] = {
         ("dilated", "speedup_2_dilated"),
         ("ResNet-18", "speedup_2_nets.resnet18"),
         ("U-Net", "speedup_2_nets.unet"),
+        ("DTensor: right", "dtensor.torch, image sharded.right"),
+        ("wrong output", "dtensor.torch, image sharded.wrong output"),
+        ("wrong gradient", "dtensor.torch, image sharded.wrong gradient"),
+        ("refused", "dtensor.torch, image sharded.refused"),
+        ("crashes", "dtensor.torch, image sharded.crashes"),
     ],
     "topics": [
         ("documents / CPU s", "documents_per_second"),
