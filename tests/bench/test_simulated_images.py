@@ -106,6 +106,20 @@ def test_the_verdict_compares_while_all_steps_are_large():
     assert "all-reduce ends lowest" in sentence
 
 
+def test_the_verdict_says_which_gossip_leads_if_the_other_does_not():
+    """As with 32 members in the result of 2026-12-01."""
+    early = {"all-reduce": 0.9, "push-gossip": 1.0, "pull-gossip": 0.8}
+    rows = [
+        {"members": 32, "method": method, "early_loss": loss, "test_loss": 0.5}
+        for method, loss in early.items()
+    ]
+    (sentence,) = jin_imagenet.verdict(rows)
+    assert sentence.startswith("32 members: pull-gossip leads while")
+    rows[1]["early_loss"] = 0.85
+    (sentence,) = jin_imagenet.verdict(rows)
+    assert sentence.startswith("32 members: gossip leads while")
+
+
 def test_a_simulated_run_that_diverges_leaves_the_others_their_table(tmp_path, monkeypatch):
     """A full plan simulates 60 runs with large steps: one that diverges must not end the bench."""
     exits = {

@@ -283,11 +283,13 @@ def verdict(rows: Sequence[dict[str, Any]], kind: str = "members") -> list[str]:
         if "all-reduce" not in by_method or not gossip:
             continue
         reference = by_method["all-reduce"]
-        leads = min(row["early_loss"] for row in gossip) < reference["early_loss"]
+        best = min(gossip, key=lambda row: float(row["early_loss"]))
+        behind = [row["method"] for row in gossip if row["early_loss"] >= reference["early_loss"]]
+        who = "gossip" if len(behind) in (0, len(gossip)) else best["method"]  # never one that is behind
         lowest = min(by_method.values(), key=lambda row: float(row["test_loss"]))
         sentences.append(
-            f"{members} {kind}: gossip {'leads' if leads else 'does not lead'} while the step is large "
-            f"(validation loss {min(r['early_loss'] for r in gossip):.3f}, all-reduce "
+            f"{members} {kind}: {who} {'does not lead' if best['method'] in behind else 'leads'} while the "
+            f"step is large (validation loss {best['early_loss']:.3f}, all-reduce "
             f"{reference['early_loss']:.3f}); {lowest['method']} ends lowest "
             f"(test loss {lowest['test_loss']:.3f}, all-reduce {reference['test_loss']:.3f})"
         )
