@@ -186,6 +186,7 @@ _USAGE = {
         ["eval", "DIR", "--foo"],
         "eval has no option --foo. See: murmurate eval --help",
     ),
+    "last part of an option": (["eval", "DIR", "--skip-bad"], "Did you mean --world.skip-bad? See"),
     "abbreviated option": (["eval", "DIR", "--vid"], "eval has no option --vid. See"),
     "no folder": (["resume"], "required: folder. See: murmurate resume --help"),
     "word for a number": (["eval", "DIR", "--episodes", "x"], "'x' is no integer at least 1"),

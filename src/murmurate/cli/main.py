@@ -23,7 +23,7 @@ from murmurate.cli import (
     topics_verbs,
     tune,
 )
-from murmurate.cli.help import Misused, asks_for_help, show_help
+from murmurate.cli.help import Misused, asks_for_help, show_help, verbs_of
 from murmurate.cli.terminal import escape_unknown_letters, outlive_terminal
 from murmurate.errors import DISK_FULL, Refusal, RunFailed, cause_of, did_you_mean, file_limit, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
@@ -107,12 +107,24 @@ def _carry_out(words: list[str]) -> int:
 def _act(words: list[str]) -> int:
     if asks_for_help(words):
         return show_help(_parser(), words, _name_first)
-    options, rest = _parser().parse_known_args(_name_first(words))
+    parser = _parser()
+    options, rest = parser.parse_known_args(_name_first(words))
     verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
     if rest and verb not in ("train", "tune", "resume", "simulate", "topics fit", "bench", "plan"):
-        raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
+        hint = _full_name(parser, verb, rest[0])
+        raise Refusal(f"{verb} has no option {rest[0]}.{hint} See: murmurate {verb} --help")
     code: int = options.act(options, rest)
     return code
+
+
+def _full_name(parser: argparse.ArgumentParser, verb: str, word: str) -> str:
+    """A question with the option of ``verb`` of which ``word`` is the last part, as ``train`` takes it
+    (``--skip-bad`` of ``--world.skip-bad``), after a space; empty if there is none."""
+    for part in verb.split():
+        parser = verbs_of(parser)[part]
+    end = f".{word.partition('=')[0].removeprefix('--')}"
+    known = (name for action in parser._actions for name in action.option_strings)
+    return next((f" Did you mean {name}?" for name in known if name.endswith(end)), "")
 
 
 def _discard_unwritten() -> None:
