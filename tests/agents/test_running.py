@@ -98,7 +98,7 @@ def test_a_saved_scaler_goes_on_as_if_nothing_had_been() -> None:
     assert torch.equal(one.scaled(data[2]), other.scaled(data[2]))
 
 
-def test_replicas_that_meet_have_the_moments_of_all_samples() -> None:
+def test_synchronous_replicas_have_the_moments_of_all_samples() -> None:
     samples = torch.randn(3, 40, 2, generator=torch.Generator().manual_seed(0)) * 3 + 1
 
     def role(member: Any) -> list[Tensor]:

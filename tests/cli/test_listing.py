@@ -41,7 +41,9 @@ _FOLDERS = {
     "recipes": recipe_names,
     "worlds": lambda: {*world_names(), *(world for world, _ in pairs().values())},
     "strategies": strategies,
-    "agents": lambda: [m.name for m in pkgutil.iter_modules(agents.__path__) if _is_an_agents(m.name)],
+    "agents": lambda: [
+        m.name.replace("_", "-") for m in pkgutil.iter_modules(agents.__path__) if _is_an_agents(m.name)
+    ],
     "fabrics": fabrics,
     "launchers": launchers,
 }

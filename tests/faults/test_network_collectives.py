@@ -22,8 +22,8 @@ from waiting import until
 
 WIDE = 100_000  # numbers: more than is worth the leader's way alone
 ENGINES = {
-    "sealed connections": {"shared_memory": False},
-    "neighbours": {},
+    "encrypted connections": {"shared_memory": False},
+    "local peers": {},
     "gloo": {"encrypt": False, "shared_memory": False},
 }
 
@@ -47,17 +47,17 @@ def carried(channel, engine):
 # -- nobody is lost -------------------------------------------------------------------------------
 
 
-def all_calls(door):
-    channel = door.channel("model", torch.zeros(WIDE))
-    x = draw(door.rank, 0)
+def all_calls(fabric):
+    channel = fabric.channel("model", torch.zeros(WIDE))
+    x = draw(fabric.rank, 0)
     count = channel.mean_(x)
-    gathered = {rank: theirs.clone() for rank, theirs in channel.gather(draw(door.rank, 1)).items()}
-    y = draw(door.rank, 2)
+    gathered = {rank: theirs.clone() for rank, theirs in channel.gather(draw(fabric.rank, 1)).items()}
+    y = draw(fabric.rank, 2)
     channel.broadcast_(y, 1)
-    channel.publish(y + door.rank)
+    channel.publish(y + fabric.rank)
     channel.mean_(torch.zeros(WIDE))
-    newest = [channel.peek(peer)[0].clone() for peer in range(door.size)]
-    z = draw(door.rank, 3)
+    newest = [channel.peek(peer)[0].clone() for peer in range(fabric.size)]
+    z = draw(fabric.rank, 3)
     channel.mean_(z)
     return count, x, gathered, y, newest, z, [carried(channel, engine) for engine in ENGINES.values()]
 
@@ -140,23 +140,28 @@ class _LateGroup:
         return _LateWork(self._group.allreduce(tensors))
 
 
-def means(doors, count):
+def means(all_channels, count):
     """Make so many means, each of which must be right at all members."""
     for turn in range(count):
-        xs = [torch.full((WIDE,), float(turn + rank)) for rank in range(len(doors))]
-        at_once(*[lambda door=door, x=x: door.mean_(x) for door, x in zip(doors, xs, strict=True)])
-        assert all(torch.equal(x, torch.full((WIDE,), turn + (len(doors) - 1) / 2)) for x in xs)
+        xs = [torch.full((WIDE,), float(turn + rank)) for rank in range(len(all_channels))]
+        at_once(
+            *[
+                lambda channel=channel, x=x: channel.mean_(x)
+                for channel, x in zip(all_channels, xs, strict=True)
+            ]
+        )
+        assert all(torch.equal(x, torch.full((WIDE,), turn + (len(all_channels) - 1) / 2)) for x in xs)
 
 
 def test_an_operation_that_ends_just_after_a_poll_has_not_failed():
     with members(2, **ENGINES["gloo"]) as fabrics:
-        doors = channels(fabrics, like=torch.zeros(WIDE))
-        means(doors, 1)
-        for door in doors:
-            groups = door._collectives._groups
+        all_channels = channels(fabrics, like=torch.zeros(WIDE))
+        means(all_channels, 1)
+        for channel in all_channels:
+            groups = channel._collectives._groups
             groups._group = _LateGroup(groups._group)
-        means(doors, 3)
-        assert [door._collectives._state.repeat_asked for door in doors] == [0, 0]
+        means(all_channels, 3)
+        assert [channel._collectives._state.repeat_asked for channel in all_channels] == [0, 0]
 
 
 def test_where_gloo_finds_no_device_it_is_soon_given_up(monkeypatch):
@@ -165,21 +170,21 @@ def test_where_gloo_finds_no_device_it_is_soon_given_up(monkeypatch):
 
     monkeypatch.setattr(torch.distributed.ProcessGroupGloo, "create_device", no_device)
     with members(2, **ENGINES["gloo"]) as fabrics:
-        doors = channels(fabrics, like=torch.zeros(WIDE))
-        means(doors, 8)
-        assert max(door._collectives._state.repeat_asked for door in doors) < 6
+        all_channels = channels(fabrics, like=torch.zeros(WIDE))
+        means(all_channels, 8)
+        assert max(channel._collectives._state.repeat_asked for channel in all_channels) < 6
 
 
 def test_a_new_group_needs_no_more_memory_than_the_one_before():
     with members(2, **ENGINES["gloo"]) as fabrics:
-        doors = channels(fabrics, like=torch.zeros(WIDE))
+        all_channels = channels(fabrics, like=torch.zeros(WIDE))
         kept = []
         for _ in range(3):
-            means(doors, 1)
+            means(all_channels, 1)
             kept.append([len(f.endpoint.connections[1 - f.rank].queue._state) for f in fabrics])
-            assert all(carried(door, ENGINES["gloo"]) for door in doors)
-            for door in doors:
-                door._collectives._groups.drop()
+            assert all(carried(channel, ENGINES["gloo"]) for channel in all_channels)
+            for channel in all_channels:
+                channel._collectives._groups.drop()
         assert kept[0] == kept[1] == kept[2]
 
 
@@ -188,10 +193,10 @@ def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn
     """Its engine fails when the others' have ended, and they are in the next round, or at the end."""
     size, rounds = 3, 4
     with members(size, **engine) as fabrics:
-        doors = channels(fabrics, like=torch.zeros(WIDE))
-        doors[2].mean_, real = (
-            functools.partial(type(doors[2]).mean_, doors[2]),
-            doors[2]._collectives._by_engine,
+        all_channels = channels(fabrics, like=torch.zeros(WIDE))
+        all_channels[2].mean_, real = (
+            functools.partial(type(all_channels[2]).mean_, all_channels[2]),
+            all_channels[2]._collectives._by_engine,
         )
 
         def fails(number, call, x, present):
@@ -199,15 +204,15 @@ def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn
             if number != turn:
                 return result
             with fabrics[2].endpoint.lock:  # as if it had not come
-                doors[2]._collectives._state.last = None
-                doors[2]._collectives._state.repeat_asked = number
+                all_channels[2]._collectives._state.last = None
+                all_channels[2]._collectives._state.repeat_asked = number
                 for rank in (0, 1):
-                    doors[2]._collectives._notify(rank, number, "again")
-            if doors[2]._collectives._groups is not None:
-                doors[2]._collectives._groups.drop()
+                    all_channels[2]._collectives._notify(rank, number, "again")
+            if all_channels[2]._collectives._groups is not None:
+                all_channels[2]._collectives._groups.drop()
             return None
 
-        doors[2]._collectives._by_engine = fails
+        all_channels[2]._collectives._by_engine = fails
 
         def learn(channel):
             found = []
@@ -216,7 +221,7 @@ def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn
                 found.append((channel.mean_(x), x))
             return found
 
-        one, *others = at_once(*(functools.partial(learn, door) for door in doors))
+        one, *others = at_once(*(functools.partial(learn, channel) for channel in all_channels))
         for other in others:
             assert [count for count, _ in other] == [size] * rounds
             assert all(torch.equal(x, y) for (_, x), (_, y) in zip(one, other, strict=True))
@@ -250,11 +255,11 @@ def with_frames(count, die, seconds):
     Pipe.writer = writer  # in the process of the victim
 
 
-def mean_until_killed(deaths, count, folder, door):
+def mean_until_killed(deaths, count, folder, fabric):
     """Count and bits of each round, until ten after the last death. In its eleventh round a victim begins to
     die as ``deaths`` says (``after``, ``with_frames``), by rank; if that comes between two rounds, it dies at
     once within the next. It writes "(" to its file in ``folder`` before each round, and ")" after it."""
-    channel = door.channel("model", torch.zeros(count))
+    channel = fabric.channel("model", torch.zeros(count))
     results, left, seconds, between_rounds = [], 10, 0.0, threading.Lock()
 
     def die():
@@ -262,12 +267,12 @@ def mean_until_killed(deaths, count, folder, door):
         os.kill(os.getpid(), signal.SIGKILL)
 
     between_rounds.acquire()
-    with open(folder / str(door.rank), "wb", buffering=0) as journal:
+    with open(folder / str(fabric.rank), "wb", buffering=0) as journal:
         for turn in itertools.count():
-            x = draw(door.rank, turn, count)
+            x = draw(fabric.rank, turn, count)
             begun = time.perf_counter()
-            if turn == 10 and door.rank in deaths:
-                deaths[door.rank](die, seconds)
+            if turn == 10 and fabric.rank in deaths:
+                deaths[fabric.rank](die, seconds)
             journal.write(b"(")
             between_rounds.release()
             present = channel.mean_(x)
@@ -275,7 +280,7 @@ def mean_until_killed(deaths, count, folder, door):
             journal.write(b")")
             seconds = time.perf_counter() - begun
             results.append((present, hashlib.sha256(x.numpy()).digest()))
-            left -= present == door.size - len(deaths)
+            left -= present == fabric.size - len(deaths)
             if not left:
                 return results, list(channel.living()), channel._collectives._state.repeat_asked
 
@@ -338,20 +343,20 @@ def test_the_survivors_of_a_kill_in_the_middle_of_a_round_agree_bit_for_bit(numb
 # -- a member that freezes ------------------------------------------------------------------------
 
 
-def freeze(door):
+def freeze(fabric):
     """Rank 1 is stopped in the middle of a mean until rank 0 has done all of its own without it."""
-    channel = door.channel("model", torch.zeros(WIDE))
-    pids = door.channel("pids", torch.zeros(1, dtype=torch.int64)).gather(torch.tensor([os.getpid()]))
+    channel = fabric.channel("model", torch.zeros(WIDE))
+    pids = fabric.channel("pids", torch.zeros(1, dtype=torch.int64)).gather(torch.tensor([os.getpid()]))
     results = []
     for turn in range(6):
-        x = draw(door.rank, turn)
-        if turn == 3 and door.rank == 1:
+        x = draw(fabric.rank, turn)
+        if turn == 3 and fabric.rank == 1:
             threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
         try:
             results.append((channel.mean_(x), x.numpy().tobytes()))
         except FabricError as error:
             return results, str(error)
-    if door.rank == 0:
+    if fabric.rank == 0:
         os.kill(int(pids[1]), signal.SIGCONT)
     return results, ""
 

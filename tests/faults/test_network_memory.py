@@ -1,5 +1,5 @@
-"""Memory among neighbours when connections are cut, and when members die or start anew: nothing is torn, lost
-or repeated, and nobody is held up by the dead."""
+"""Shared memory of local peers when connections are cut, and when members die or start anew: nothing is torn,
+lost or repeated, and nobody is held up by the dead."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_incarnations_that_end_while_they_read_delay_no_member():
             assert there.version(0) == 8 * (life + 1)
             held.clear()  # the former life's messages are given back to the former life's slots
             gc.collect()
-        desk = here._shm
-        until(lambda: len(desk.lanes) == len(desk.mapped) == 1, "each shows the other its memory")
+        shm = here._shm
+        until(lambda: len(shm.lanes) == len(shm.mapped) == 1, "each shows the other its memory")
         lender = fabrics[0].endpoint.credentials.shm
         assert os.fstat(lender.descriptor).st_blocks * 512 < 8 * LIKE.nbytes, (
             "memory of former lives is given back"

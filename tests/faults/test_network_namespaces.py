@@ -120,7 +120,7 @@ def test_dpsgd_over_a_bad_link_that_is_cut(tmp_path):
     assert abs(moved.item() - 1.5) < 0.5, "it is near the mean of the targets 0 to 3"
 
 
-@pytest.mark.parametrize("how", ["sealed", "plain"])
+@pytest.mark.parametrize("how", ["encrypted", "plain"])
 def test_no_member_of_eight_carries_more_than_two_and_a_half_vectors_a_round(how, tmp_path):
     reason = why_not()
     if reason:

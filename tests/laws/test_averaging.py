@@ -1,4 +1,4 @@
-"""Strategies that meet: all-reduce is one replica on the joined batch, local SGD is all-reduce now and then.
+"""Synchronous strategies: all-reduce is one replica on the joined batch, local SGD is one now and then.
 
 Tables of n and optimizers, each under several schedules of the simulated fabric: 50 and more for each
 strategy, all with the same result to the bit.

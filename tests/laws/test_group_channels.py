@@ -15,8 +15,8 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 every_strategy = pytest.mark.parametrize("kind", KNOWN.values(), ids=KNOWN)
 
 
-def in_group(group, role, door):
-    return role(GroupFabric(door, group))
+def in_group(group, role, fabric):
+    return role(GroupFabric(fabric, group))
 
 
 def roles_of(kind, make_optimizer=sgd):
@@ -32,7 +32,7 @@ def at_once(groups, seed, absent=()):
     }
     size = len(by_rank) + len(absent)
     fabric = SimulatedFabric(size, seed=seed, absent=absent)
-    results = fabric.run([by_rank.get(rank, lambda door: None) for rank in range(size)])
+    results = fabric.run([by_rank.get(rank, lambda _: None) for rank in range(size)])
     return {group: [results[rank] for rank in group] for group in groups}
 
 

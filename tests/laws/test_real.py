@@ -62,15 +62,15 @@ def test_alone_in_a_process_each_strategy_is_solo_to_the_bit(problem):
         assert same(result.state, expected.state)
 
 
-MEETING = [
+SYNCHRONOUS = [
     AllReduce(),
     LocalSGD(period=3),
     LocalSGD(period=2, outer_learning_rate=0.7, outer_momentum=0.9, outer_nesterov=True),
 ]
 
 
-def test_those_that_meet_give_the_same_bits_twice():
-    role = functools.partial(each, MEETING, FULL)
+def test_synchronous_strategies_give_the_same_bits_twice():
+    role = functools.partial(each, SYNCHRONOUS, FULL)
     first, second = run_members(3, [role] * 3), run_members(3, [role] * 3)
     for one, other in zip(first, second, strict=True):
         for a, b in zip(one, other, strict=True):
@@ -194,7 +194,7 @@ def test_a_killed_member_delays_no_member(strategy):
 
 def test_real_processes_and_simulated_ones_give_the_same_bits_where_members_meet():
     """Two members: a sum of two is rounded alike in every order."""
-    role = functools.partial(each, MEETING, FULL)
+    role = functools.partial(each, SYNCHRONOUS, FULL)
     real, simulated = run_members(2, [role] * 2), SimulatedFabric(2, seed=0).run([role] * 2)
     for one, other in zip(real, simulated, strict=True):
         assert all(same(a.path, b.path) for a, b in zip(one, other, strict=True))

@@ -59,7 +59,7 @@ def resumed(problem, strategy, kept, fabric):
     return exchanges, replicator.state()
 
 
-MEETING = [
+SYNCHRONOUS = [
     AllReduce(),
     LocalSGD(period=3),
     LocalSGD(period=3, outer_learning_rate=0.7, outer_momentum=0.9, outer_nesterov=True),
@@ -67,10 +67,10 @@ MEETING = [
 ]
 
 
-@pytest.mark.parametrize("strategy", MEETING, ids=repr)
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=repr)
 @pytest.mark.parametrize("optimizer", ["nesterov", "rmsprop", "adamw"])
 @pytest.mark.parametrize("low", [False, True])
-def test_resumed_equals_uninterrupted_for_those_that_meet(strategy, optimizer, low):
+def test_resumed_equals_uninterrupted_for_synchronous_strategies(strategy, optimizer, low):
     problem = Problem(optimizer=optimizer, bfloat16=low, **FULL)
 
     def learn(fabric):

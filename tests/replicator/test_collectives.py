@@ -25,7 +25,7 @@ from replicator.steps import close, draw, live, loops, processes, second_smalles
 Pair = namedtuple("Pair", "left right")
 KNOWN = strategies()
 ALONE_PACED = [name for name, kind in KNOWN.items() if kind().needs and not kind.synchronous]
-MEETING = [name for name, kind in KNOWN.items() if kind.synchronous]
+SYNCHRONOUS = [name for name, kind in KNOWN.items() if kind.synchronous]
 
 
 def handed_in(rank):
@@ -210,7 +210,7 @@ def test_what_cannot_be_handed_in():
 
 
 @pytest.mark.parametrize("name", ALONE_PACED)
-def test_those_whose_members_do_not_meet_refuse_at_once(name):
+def test_asynchronous_strategies_refuse_at_once(name):
     kind = KNOWN[name]
     assert "hogwild" in ALONE_PACED
     assert "gala" in ALONE_PACED
@@ -230,8 +230,8 @@ def test_those_whose_members_do_not_meet_refuse_at_once(name):
             loops(size, ask, strategy=kind())
 
 
-@pytest.mark.parametrize("name", MEETING)
-def test_those_that_meet_give_collectives(name):
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_synchronous_strategies_give_collectives(name):
     result = loops(3, lambda loop: loop.sum(loop.rank).item(), strategy=KNOWN[name](), collectives=True)
     assert result == [3, 3, 3]
 

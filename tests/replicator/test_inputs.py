@@ -118,7 +118,7 @@ def uneven(loop):
 
 
 @pytest.mark.parametrize("fabric", [simulated, processes])
-def test_replicas_that_meet_end_together_when_the_first_has_no_more(fabric):
+def test_synchronous_replicas_end_together_when_the_first_has_no_more(fabric):
     assert loops(3, uneven, fabric) == [[[r, 0], [r, 1], [r, 2]] for r in range(3)]
 
 

@@ -1,4 +1,4 @@
-"""A replica lent a peer's part of a checkpoint goes on as one that joins a living run does."""
+"""A replica resumed with a peer's part of a checkpoint goes on as one that joins a living run does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from short_runs import altered
 
 STRATEGIES = {name: kind() for name, kind in strategies().items() if name != "solo"}
 STRATEGIES |= {"dpsgd, nodes of one": DPSGD(threads=1, local_updates=2)}
-LENT = 1
+WITHOUT_PART = 1
 
 
 class Transfer:
@@ -56,8 +56,8 @@ def together(run: Run, folder: Any, act: Any) -> list[Any]:
 
 
 def learn(run: Run, context: WorkerContext) -> None:
-    """One that is to be lent a part has made fewer updates, where nobody counts them together."""
-    if context.rank == LENT and not run.strategy.synchronous:
+    """The one that is to be given a peer's part has made fewer updates, where nobody counts them together."""
+    if context.rank == WITHOUT_PART and not run.strategy.synchronous:
         run = dataclasses.replace(run, updates=3)
     member_of(run, context).run_to_end()
 
@@ -95,28 +95,28 @@ def saved(request: Any, tmp_path: Any) -> tuple[Run, Any, dict[int, dict[str, An
     )
 
 
-def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
+def test_with_a_peers_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
     run, folder, parts = saved
 
-    def lent(run: Run, context: WorkerContext) -> Any:
-        own = context.rank != LENT
+    def resumed(run: Run, context: WorkerContext) -> Any:
+        own = context.rank != WITHOUT_PART
         context.restored = Restored(parts[context.rank if own else 0], 0, own)
         return memory(member_of(run, context))
 
     def joined(run: Run, context: WorkerContext) -> Any:
-        if context.rank != LENT:
-            return lent(run, context)
+        if context.rank != WITHOUT_PART:
+            return resumed(run, context)
         learning = TrainingLoop(run, context)
         for _ in range(2):
             learning._meet_at_barrier()
         learning._join(cast(StateTransfer, Transfer(learning, parts[0])))
         return memory(learning)
 
-    one, other = together(run, folder, lent)[LENT], together(run, folder, joined)[LENT]
+    one, other = together(run, folder, resumed)[WITHOUT_PART], together(run, folder, joined)[WITHOUT_PART]
     assert same(one, other)
     # where all share one memory its count goes on, and elsewhere the peer's
     shares = Capability.SHARED_MEMORY in run.strategy.needs
-    assert one[0]["a2c"]["replica"]["clock"] == parts[LENT if shares else 0]["updates"]
+    assert one[0]["a2c"]["replica"]["clock"] == parts[WITHOUT_PART if shares else 0]["updates"]
 
 
 def test_each_count_goes_on_once(saved: Any) -> None:
@@ -129,9 +129,9 @@ def test_each_count_goes_on_once(saved: Any) -> None:
         strategy.update({"refused": 3} if "refused" in strategy else {})
 
     def restored(run: Run, context: WorkerContext) -> Any:
-        own = context.rank != LENT
+        own = context.rank != WITHOUT_PART
         context.restored = Restored(parts[context.rank if own else 0], 0, own)
         return memory(member_of(run, context))[2]
 
     for rank, counts in enumerate(together(run, folder, restored)):
-        assert counts == ((0, 0, 0, 0) if rank == LENT else (9, 8, 7, 5))
+        assert counts == ((0, 0, 0, 0) if rank == WITHOUT_PART else (9, 8, 7, 5))
