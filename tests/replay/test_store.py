@@ -73,6 +73,18 @@ def test_rows_come_back_as_they_were(kernels, tmp_path):
             assert torch.equal(store.column(name), kept[name])
 
 
+def test_a_single_row_may_be_of_a_larger_tensor(kernels):
+    """A column of predictions [1, 12] is contiguous, with a stride of 12: the reward where one rollout of a
+    round is left."""
+    store = RowStore(4, {"reward": Column((), torch.float32), "count": Column((1,), torch.int64)})
+    predicted = torch.arange(12.0)[None]
+    counts = torch.arange(6).view(1, 3, 2)[:, :, 1][:, 1:2]
+    write(store, torch.tensor([2]), {"reward": predicted[:, 5], "count": counts})
+    read = store.read(torch.tensor([2]))
+    assert read["reward"].tolist() == [5.0]
+    assert read["count"].tolist() == [[3]]
+
+
 def test_files_that_a_replay_lives_in_are_no_other_replays(tmp_path):
     take = memory.in_folder(tmp_path)
     first = RowStore(10, COLUMNS, take)

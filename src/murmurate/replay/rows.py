@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from murmurate import native
+from murmurate import buffers, native
 from murmurate.replay.async_copy import AsyncCopy
 from murmurate.replay.memory import Allocate, array, private
 from murmurate.replay.returns import Integers
@@ -75,7 +75,7 @@ class RowStore:
     def as_bytes(self, name: str, values: Tensor) -> Bytes:
         """A column's values [B, ...] as bytes [B, bytes], in the same memory if they are contiguous. Works
         for dtypes that numpy lacks."""
-        flat = values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        flat: Bytes = buffers.as_bytes(values).numpy()
         return flat.reshape(values.shape[0], self._ranges[name].bytes)
 
     def _checked(self, name: str, values: Mapping[str, Tensor], count: int) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from murmurate.buffers import as_bytes
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.service_slots import BatchSlots, SlotRows
 from murmurate.spec import EnvSpec, Shapes
@@ -116,9 +117,8 @@ class _TensorPickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return NotImplemented
-        tensor = value.detach().cpu().contiguous()
-        data = tensor.reshape(-1).view(torch.uint8).numpy()
-        return _rebuild_tensor, (pickle.PickleBuffer(data.data), tensor.dtype, tuple(tensor.shape))
+        data = as_bytes(value).numpy()
+        return _rebuild_tensor, (pickle.PickleBuffer(data.data), value.dtype, tuple(value.shape))
 
 
 def _rebuild_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
