@@ -114,8 +114,8 @@ class _Search:
                 unmeasured.add(str(missing))
         if not found and unmeasured:
             raise Refusal(
-                f"the profile lacks {', '.join(sorted(unmeasured))}. Measure it there: murmurate plan "
-                f"{self.run.recipe} --profile"
+                f"the profile lacks {', '.join(sorted(unmeasured))}. Measure it there, with the same "
+                f"options: murmurate plan {quoted(self.run.recipe)} --profile --on FILE."
             )
         for name in sorted(unmeasured):
             self.log(f"left out, because the profile lacks {name}")
@@ -181,7 +181,7 @@ def _checked(
         known = ", ".join(sorted({name.rpartition(" ")[0] for name in profile.recipes})) or "nothing"
         raise Refusal(
             f"the profile holds the costs of {known}, and not of {run.recipe} with these settings. Measure "
-            f"them: murmurate plan {quoted(run.recipe)} --profile."
+            f"them there, with the same options: murmurate plan {quoted(run.recipe)} --profile --on FILE."
         )
     check_objective(run, profile, objective, hosts)
     learning = costs.learning
