@@ -167,7 +167,7 @@ def test_a_profile_of_other_settings_is_refused(folder: Path, capsys: Capture) -
     assert main(["plan", "cartpole-dqn", "--on", "other.json"]) == 2
     refusal = capsys.readouterr().err
     assert "holds the costs of cartpole a2c, and not of cartpole-dqn" in refusal  # in both precisions
-    assert "murmurate plan cartpole-dqn --profile" in refusal
+    assert "with the same options: murmurate plan cartpole-dqn --profile --on FILE." in refusal
     assert (
         main(["plan", "cartpole-a2c", "--on", "other.json", "--json"]) == 0
     )  # another machine can be planned for

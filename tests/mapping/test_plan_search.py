@@ -115,6 +115,26 @@ def test_the_time_to_a_target_needs_what_was_learned_with_these_settings() -> No
         search(run, profile, "time")
 
 
+def test_the_time_to_a_target_is_explained_by_env_steps_and_throughput(tmp_path: Path) -> None:
+    """Twice the simulators make batches twice as large at the same cost, and need 4 times the env steps."""
+    run = recipe("cartpole-a2c")
+    profile = profile_of(run, forward=1e-2)
+    learning = Learning(300.0, 1e5, {"simulators": 2.0, "replicas": 2.0}, 8, of=learned_by(run))
+    profile.recipes[key(run)].learning = learning
+    found = search(run, profile, "time")
+    own = found[0]
+    [twice] = [each for each in found if each.changes == ["--simulators", "16"]]
+    assert own.run == run
+    assert own.why.startswith("best of those predicted, in 100,000 env steps: ")
+    assert twice.why.startswith(
+        "2.00 times worse: 4.00 times the env steps, with 2.00 times the throughput: the learner limits it"
+    )
+    assert [each.plain()["env_steps_to_target"] for each in (own, twice)] == [1e5, 4e5]
+    page = write_page(tmp_path / "plan.html", run, profile, found, {}).read_text()
+    assert "Throughput against env steps to the target" in page
+    assert {each.env_steps for each in search(run, profile)} == {None}
+
+
 def test_a_precision_is_chosen_by_its_own_costs_and_effect() -> None:
     run = recipe("hopper-td3")
     other = in_precision(run, "bfloat16")

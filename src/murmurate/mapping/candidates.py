@@ -31,7 +31,8 @@ class Candidate:
 
     name: how it differs from the recipe, as options of ``murmurate train``. changes: these options as a list.
     predicted: the objective's value, in ``unit``. why: what limits the candidate. prediction: the predicted
-    throughput. bytes: the predicted memory.
+    throughput. bytes: the predicted memory. env_steps: how many are predicted to the target; None if that is
+    not the objective.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Candidate:
     prediction: Prediction
     changes: list[str] = field(default_factory=list)
     bytes: int = 0
+    env_steps: float | None = None
 
     @property
     def figure(self) -> str:
@@ -61,6 +63,7 @@ class Candidate:
             "bottleneck": p.bottleneck,
             "busy_cores": p.busy,
             "memory_bytes": self.bytes,
+            "env_steps_to_target": self.env_steps,
             "seconds": p.seconds,
             "changes": self.changes,
         }

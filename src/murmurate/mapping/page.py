@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _POSITIONS = {  # (column, row) of each primitive in the picture of the graph
 }  # fmt: skip
 _SHOWN = 12  # candidates in the table
 _SHORTEST_SECONDS = 1e-7  # primitives that take less are left out
+_GRAPH_INCHES, _GRAPH_UNITS = (9.0, 3.6), (6.2, 2.0)  # width and height of the picture, and of its axes
+_BEND = 0.2  # of arrows, relative to their length
 _ACTING, _LEARNING = "#dd8452", "#4c72b0"
 
 
@@ -67,6 +70,7 @@ def write_page(
         graph=_graph(best.run, costs, best.prediction),
         gantt=_gantt(best.run, best.prediction),
         pareto=_pareto(found),
+        to_target=best.env_steps is not None,
     )
     path.write_text(html, encoding="utf-8")
     return path
@@ -88,7 +92,7 @@ def _encoded(figure: Any) -> str:
 
 
 def _graph(run: Run, costs: RecipeCosts, prediction: Prediction) -> str:
-    figure, axes = _figure(9, 3.6)
+    figure, axes = _figure(*_GRAPH_INCHES)
     shape = shape_of(run)
     assert shape is not None
     updated = sum(size * updates for size, updates in vectors_of(run, shape, costs))
@@ -102,27 +106,43 @@ def _graph(run: Run, costs: RecipeCosts, prediction: Prediction) -> str:
             "color": "0.5",
             "shrinkA": 28,
             "shrinkB": 28,
-            "connectionstyle": "arc3,rad=.2",
+            "connectionstyle": f"arc3,rad={_BEND}",
         }
         axes.annotate("", (x1, y1), (x0, y0), arrowprops=arrow)
-        bend = 0.1 if x1 >= x0 else -0.1
         if edge.bytes:
-            axes.text(
-                (x0 + x1) / 2 + bend * (y1 - y0),
-                (y0 + y1) / 2 - bend,
+            beside, place = _beside_arc(x1 - x0, y1 - y0)
+            axes.annotate(
                 byte_size(edge.bytes),
+                ((x0 + x1) / 2, (y0 + y1) / 2),
+                beside,
+                textcoords="offset points",
                 fontsize=8,
                 color="0.35",
+                **place,
             )
     for name in present:
         x, y = _POSITIONS[name]
         box = {"boxstyle": "round,pad=.5", "facecolor": "#e8eef7", "edgecolor": _LEARNING}
         label = f"{name}\n{1e3 * prediction.seconds[name]:.3g} ms"
         axes.text(x, y, label, ha="center", va="center", bbox=box, fontsize=9)
-    axes.set_xlim(-0.6, 5.6)
-    axes.set_ylim(-0.5, 1.5)
+    axes.set_xlim(-0.6, -0.6 + _GRAPH_UNITS[0])
+    axes.set_ylim(-0.5, -0.5 + _GRAPH_UNITS[1])
     axes.axis("off")
     return _encoded(figure)
+
+
+def _beside_arc(dx: float, dy: float) -> tuple[tuple[float, float], dict[str, str]]:
+    """Where the label of an arrow between parts dx, dy apart is, in points from the middle between them, and
+    its alignment: on the outer side of the arc, where that of the arrow back has its own."""
+    across, up = (72 * d * i / u for d, i, u in zip((dx, dy), _GRAPH_INCHES, _GRAPH_UNITS, strict=True))
+    length = math.hypot(across, up)
+    side = (up / length, -across / length)
+    distance = _BEND * length / 2 + 3  # the middle of an arc is half as far out as its control point
+    place = {
+        "ha": ("center", "left", "right")[round(side[0])],
+        "va": ("center", "bottom", "top")[round(side[1])],
+    }
+    return (distance * side[0], distance * side[1]), place
 
 
 def _gantt(run: Run, prediction: Prediction) -> str:
@@ -156,13 +176,17 @@ def _pareto(found: Sequence[Candidate]) -> str:
     for candidate in found:
         shape = shape_of(candidate.run)
         assert shape is not None
-        env_steps = candidate.run.replicas * shape.env_steps / candidate.run.learner.updates(1)
+        env_steps = candidate.env_steps
+        if env_steps is None:
+            env_steps = candidate.run.replicas * shape.env_steps / candidate.run.learner.updates(1)
         points.append((env_steps, candidate.prediction.env_steps_per_second))
-    # no other point has a higher throughput without more env steps between two updates
+    # no other point has a higher throughput without more env steps
     front = [p for p in points if not any(q[0] <= p[0] and q[1] > p[1] for q in points)]
     axes.scatter(*zip(*points, strict=True), facecolors="none", edgecolors=_LEARNING)
     axes.plot(*zip(*sorted(set(front)), strict=True), "o-", color=_LEARNING)
     axes.set_xscale("log")
-    axes.set_xlabel(f"{found[0].run.unit} of all replicas between two updates")
+    between = found[0].env_steps is None
+    where = "of all replicas between two updates" if between else "to the target, predicted"
+    axes.set_xlabel(f"{found[0].run.unit} {where}")
     axes.set_ylabel(f"{found[0].run.unit} per second, predicted")
     return _encoded(figure)

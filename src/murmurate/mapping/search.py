@@ -114,8 +114,8 @@ class _Search:
                 unmeasured.add(str(missing))
         if not found and unmeasured:
             raise Refusal(
-                f"the profile lacks {', '.join(sorted(unmeasured))}. Measure it there: murmurate plan "
-                f"{self.run.recipe} --profile"
+                f"the profile lacks {', '.join(sorted(unmeasured))}. Measure it there, with the same "
+                f"options: murmurate plan {quoted(self.run.recipe)} --profile --on FILE."
             )
         for name in sorted(unmeasured):
             self.log(f"left out, because the profile lacks {name}")
@@ -157,9 +157,14 @@ class _Search:
         return not missing
 
     def candidate(self, run: Run, prediction: Prediction, size: int) -> Candidate:
-        value = _value(self.objective, run, self.run, prediction, self.profile, self.learning, size)
+        env_steps = None
+        if self.objective == "time":
+            assert self.learning is not None
+            env_steps = env_steps_to_target(run, self.run, self.learning)
+        value = _value(self.objective, prediction, self.profile, size, env_steps)
         words, unit = changes(self.run, run), UNITS[self.objective].format(unit=self.run.unit)
-        return Candidate(" ".join(words) or UNCHANGED, run, value, unit, "", prediction, words, size)
+        name = " ".join(words) or UNCHANGED
+        return Candidate(name, run, value, unit, "", prediction, words, size, env_steps)
 
     def ranked(self, found: Iterable[Candidate]) -> list[Candidate]:
         """Best first, of equal ones the fastest."""
@@ -176,7 +181,7 @@ def _checked(
         known = ", ".join(sorted({name.rpartition(" ")[0] for name in profile.recipes})) or "nothing"
         raise Refusal(
             f"the profile holds the costs of {known}, and not of {run.recipe} with these settings. Measure "
-            f"them: murmurate plan {quoted(run.recipe)} --profile."
+            f"them there, with the same options: murmurate plan {quoted(run.recipe)} --profile --on FILE."
         )
     check_objective(run, profile, objective, hosts)
     learning = costs.learning
@@ -229,18 +234,16 @@ def _memory_bytes(profile: DeviceProfile) -> float:
 
 def _value(
     objective: Objective,
-    candidate: Run,
-    run: Run,
     prediction: Prediction,
     profile: DeviceProfile,
-    learning: Learning | None,
     size: int,
+    env_steps: float | None,
 ) -> float:
-    """size: bytes of memory that ``candidate`` needs."""
+    """size: bytes of memory that the candidate needs. env_steps: those to the target."""
     rate = prediction.env_steps_per_second
     if objective == "time":
-        assert learning is not None
-        return env_steps_to_target(candidate, run, learning) / rate
+        assert env_steps is not None
+        return env_steps / rate
     if objective == "energy":
         assert profile.watts is not None
         return 1000 * profile.watts * prediction.busy / rate
@@ -265,9 +268,10 @@ def _why(candidate: Candidate, best: Candidate, objective: Objective, cores: int
         "cores": f"{processes} processes share {cores} cores",
     }[prediction.bottleneck]
     if candidate is best:
-        return f"best of those predicted: {limits}; {prediction.busy:.1f} of {cores} cores are busy"
+        needed = "" if best.env_steps is None else f", in {best.env_steps:,.0f} {run.unit}"
+        return f"best of those predicted{needed}: {limits}; {prediction.busy:.1f} of {cores} cores are busy"
+    faster = prediction.env_steps_per_second / best.prediction.env_steps_per_second
     if objective == "memory":
-        faster = prediction.env_steps_per_second / best.prediction.env_steps_per_second
         memory = candidate.predicted / best.predicted
         return f"{memory:.2f} times as much memory, for {faster:.2f} times the throughput: {limits}"
     factor = max(candidate.predicted, best.predicted) / max(min(candidate.predicted, best.predicted), 1e-12)
@@ -278,4 +282,8 @@ def _why(candidate: Candidate, best: Candidate, objective: Objective, cores: int
     exchanging = sum(seconds.get(name, 0.0) for name in ("exchange", "waiting")) / total
     if exchanging > 0.1:
         reason += f"; {run.strategy.name} takes {exchanging:.0%} of a batch"
+    if candidate.env_steps is not None and best.env_steps is not None:
+        # a candidate with a higher throughput than the best loses by what it learns from an env step
+        more = candidate.env_steps / best.env_steps
+        reason = f"{more:.2f} times the {run.unit}, with {faster:.2f} times the throughput: {reason}"
     return f"{factor:.2f} times worse: {reason}"
